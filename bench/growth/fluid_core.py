@@ -68,7 +68,7 @@ class Fluid:
         free = dict.fromkeys(self.addresses, 0.0)
         heapq.heappush(due, (0.0, next(numbers), opened(0)))
         for address in self.addresses:
-            holds = Holds(version=0, checksum=checksum_of(0), update=0)
+            holds = Holds(version=0, checksum=checksum_of(0), update=0, sum_bytes=0)
             heapq.heappush(due, (0.0, next(numbers), MemberReported(address, holds)))
         while due and (self.state.policy is None or self.state.policy.version < batches):
             now, _, event = heapq.heappop(due)

@@ -99,7 +99,8 @@ class Fleet:
             tasks.create_task(self.answer(subjects.FLUID))
 
     def statuses(self) -> list[WorkerStatus]:
-        holds = Holds(version=self.version, checksum=checksum_of(self.version), update=0)
+        checksum = checksum_of(self.version)
+        holds = Holds(version=self.version, checksum=checksum, update=0, sum_bytes=0)
         return [
             WorkerStatus(
                 service="trainer", worker=name, address=f"{name}-0", activity="generating",

@@ -188,6 +188,8 @@ class ExchangeSums(RoundMessage):
     """Disjoint, and all of the batch."""
     max_seconds: Seconds
     """Longest time from this message to `SumHeld`; after it the member reports what it missed."""
+    num_failures: Annotated[Count, Field(exclude_if=is_empty)] = 0
+    """Rounds just before this one that came to nothing."""
     hosts: Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(exclude_if=is_empty)] = ()
     """Shares per host for the intra-host reduction; empty: every member exchanges its own sum."""
 

@@ -91,6 +91,17 @@ class Holds(Record):
     """Number of the batch's updates that were taken since, where they have made no version yet."""
     host: Annotated[str, Field(pattern=r"^[0-9a-f]{0,32}$", exclude_if=is_empty)] = ""
     """Name of a folder in its host's memory, by which members that share it add up their sums."""
+    sum_bytes: Annotated[Count, Field(default=0, exclude_if=is_empty)]
+    """Bytes of a sum of gradients; 0 if they are not known."""
+
+
+class Transferred(Record):
+    """Reports what a worker has stored, or read, since its start: objects whose seconds are the
+    line's."""
+
+    num_bytes: Count
+    seconds: Seconds
+    """Seconds in which at least one object was under way."""
 
 
 class WorkerStatus(Record):
@@ -120,6 +131,8 @@ class WorkerStatus(Record):
     holds: Holds | None = Field(default=None, exclude_if=is_none)
     """State from which a fluid device could step, its own step included; None: it has yet to load
     it."""
+    sent: Transferred | None = Field(default=None, exclude_if=is_none)
+    received: Transferred | None = Field(default=None, exclude_if=is_none)
     versions: dict[Text, Text] = Field(default_factory=dict, max_length=64, exclude_if=is_empty)
     """Versions of the libraries that it computes with, and of Python."""
 

@@ -22,12 +22,14 @@ from shared.messages.workers import (
     Holds,
     MemoryShortage,
     Service,
+    Transferred,
     WorkerRefused,
     WorkerStatus,
 )
 from shared.process.libraries import versions
 from shared.process.watchdog import WARNING_SHARE, WorkInProgress
 from shared.store import ObjectStore
+from shared.store.traffic import Meter, Traffic
 from shared.telemetry import QUARANTINED
 
 STATUS_S = 1.0
@@ -71,6 +73,8 @@ class Worker:
     memory_shortage: MemoryShortage | None = None
     holds: Holds | None = None
     """State from which a fluid device could take the next step."""
+    traffic: Traffic = field(default_factory=Traffic)
+    """Objects that this process has stored and read."""
     num_done: int = 0
     busy_seconds: float = 0.0
     seconds: dict[Activity, float] = field(default_factory=dict)
@@ -203,6 +207,8 @@ class Worker:
             loan=self.loan,
             memory_shortage=self.memory_shortage,
             holds=self.holds,
+            sent=_transferred(self.traffic.up),
+            received=_transferred(self.traffic.down),
             host=self.host,
             url=self.url,
             versions=dict(versions()),
@@ -218,6 +224,9 @@ class WorkerContext:
     store: ObjectStore
     worker: Worker
 
+    def __post_init__(self) -> None:
+        self.worker.traffic = self.store.traffic
+
 
 async def patiently(work: Callable[[], Awaitable[T]], event: str, **about: str) -> T:
     """Return the result of ``work``, over outages of the store and the bus, which are logged."""
@@ -227,6 +236,12 @@ async def patiently(work: Callable[[], Awaitable[T]], event: str, **about: str) 
         except Unavailable as error:
             log.warning(event, **about, error=str(error))
             await asyncio.sleep(RETRY_S)
+
+
+def _transferred(meter: Meter) -> Transferred | None:
+    if not meter.num_bytes:
+        return None
+    return Transferred(num_bytes=meter.num_bytes, seconds=round(meter.seconds, 6))
 
 
 def _num_quarantined() -> int:

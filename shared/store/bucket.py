@@ -39,6 +39,9 @@ MAX_SILENCE = timedelta(seconds=60)
 sent. A whole request may take any time."""
 RETRIES = timedelta(seconds=60)
 """Time after which no further attempt begins."""
+PART_RETRIES = timedelta(seconds=300)
+"""Time after which a part of a large object is not sent again: on a slow line one of several
+connections may starve for `MAX_SILENCE`, and all other parts would be sent again with it."""
 MAX_RETRY_PAUSE = timedelta(seconds=1)
 """Longest pause between two attempts: how late a service that is back is noticed."""
 ATTEMPTS = 600
@@ -63,27 +66,24 @@ class BucketBackend:
                 "read_timeout": MAX_SILENCE,
                 "timeout": NO_TIMEOUT,
             },
-            "retry_config": {
-                "retry_timeout": RETRIES,
-                "max_retries": ATTEMPTS,
-                "backoff": {"max_backoff": MAX_RETRY_PAUSE},
-            },
         }
         if settings.url.startswith("s3:"):
             options |= _s3_options(settings)
         go_direct(settings.endpoint)
         try:
-            self._store = from_url(settings.url, **options)
+            self._store = from_url(settings.url, retry_config=_retries(RETRIES), **options)
+            self._parts = from_url(settings.url, retry_config=_retries(PART_RETRIES), **options)
         except (BaseError, ValueError) as error:
             raise UserError(f"store_url: {settings.url!r} cannot be used: {error}") from error
 
     async def write(self, key: str, data: Content) -> None:
+        in_parts = len(data) > MAX_SINGLE_PUT
         with _as_unavailable():
             await obstore.put_async(
-                self._store,
+                self._parts if in_parts else self._store,
                 key,
                 data,
-                use_multipart=len(data) > MAX_SINGLE_PUT,
+                use_multipart=in_parts,
                 chunk_size=PART,
                 max_concurrency=PARTS_AT_ONCE,
             )
@@ -147,6 +147,11 @@ class BucketBackend:
             return
         with _as_unavailable(), contextlib.suppress(NotFoundError, FileNotFoundError):
             await obstore.delete_async(self._store, keys)
+
+
+def _retries(timeout: timedelta) -> Any:
+    backoff = {"max_backoff": MAX_RETRY_PAUSE}
+    return {"retry_timeout": timeout, "max_retries": ATTEMPTS, "backoff": backoff}
 
 
 def _s3_options(settings: StoreSettings) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from shared.store.backend import Backend, Content, StoredObject
 from shared.store.folder import FolderBackend
 from shared.store.settings import StoreSettings
 from shared.store.tensor_header import Data
+from shared.store.traffic import Traffic
 from shared.telemetry import DIGESTED_BYTES
 
 _KEY = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9_.-]*(?:/[A-Za-z0-9][A-Za-z0-9_.-]*)*\Z")
@@ -43,6 +44,7 @@ class ObjectStore:
     cache: SharedReads | None = field(default=None, kw_only=True)
     disk: Path | None = field(default=None, kw_only=True)
     """Folder of this host in which everything is; None: it is not known here."""
+    traffic: Traffic = field(default_factory=Traffic, kw_only=True, compare=False)
 
     def bytes_on_disk(self) -> int | None:
         """Return what the store takes on its disk, with what is deleted and not yet swept."""
@@ -61,11 +63,13 @@ class ObjectStore:
         read soon need not stay in its memory."""
         if len(data) < CONCURRENT_HASH_BYTES:
             ref = await _named(folder, data, suffix)
-            await self.backend.write(ref.key, data)
+            with self.traffic.up.transfer(len(data)):
+                await self.backend.write(ref.key, data)
             return ref
         naming = asyncio.create_task(_named(folder, data, suffix))
         try:
-            await self.backend.write_unnamed(checked_key(folder), data, naming, stays=stays)
+            with self.traffic.up.transfer(len(data)):
+                await self.backend.write_unnamed(checked_key(folder), data, naming, stays=stays)
             return await naming
         finally:
             naming.cancel()
@@ -83,9 +87,10 @@ class ObjectStore:
         Raises:
             IntegrityError: if it is missing, or differs from the reference.
         """
-        data = await self.backend.read(checked_key(ref.key))
-        if data is None:
-            raise IntegrityError(f"{ref.key} is not in the store")
+        with self.traffic.down.transfer(ref.size):
+            data = await self.backend.read(checked_key(ref.key))
+            if data is None:
+                raise IntegrityError(f"{ref.key} is not in the store")
         if len(data) != ref.size or await _sha256(data) != ref.sha256:
             raise IntegrityError(f"{ref.key} does not match its reference")
         return data
@@ -98,7 +103,7 @@ class ObjectStore:
     def stream(self, ref: ObjectRef, first: int = 0) -> AsyncGenerator[bytes]:
         """Yield the bytes of an object, from ``first`` on; nothing is verified but that there is
         one."""
-        return self.backend.stream(checked_key(ref.key), first)
+        return self.traffic.down.counted(self.backend.stream(checked_key(ref.key), first))
 
     async def write(self, key: str, data: bytes) -> None:
         await self.backend.write(checked_key(key), data)

@@ -228,7 +228,7 @@ def an_exchange_has_no_deadline() -> AbstractContextManager[None]:
     def ends(plan: Plan, state: State, now: float, commands: Any) -> State:
         return original(plan, state, 0.0, commands)
 
-    return patched((rounds, "_end_round", ends), (rounds, "max_seconds", lambda _: 1e6))
+    return patched((rounds, "_end_round", ends), (rounds, "max_seconds", lambda *_: 1e6))
 
 
 @plant(is_stale)

@@ -19,7 +19,8 @@ def unassign(state: State, slot: FragmentSlot, address: str, now: float) -> Stat
     if worker.declared <= 1 and 0 <= begun < len(left):
         next_one = AssignedFragment(left[begun].slot, left[begun].num_samples, now)
         left = (*left[:begun], next_one, *left[begun + 1 :])
-    return state.with_worker(replace(worker, assigned=left))
+    clock_from = now if worker.concurrency == 1 else worker.clock_from
+    return state.with_worker(replace(worker, assigned=left, clock_from=clock_from))
 
 
 def count_finished(state: State, slot: FragmentSlot, address: str, now: float) -> State:

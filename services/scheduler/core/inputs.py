@@ -50,6 +50,15 @@ class DeviceReported:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkMeasured:
+    """A member has stored or read objects: seconds per byte, None where there were none."""
+
+    address: str
+    up: float | None
+    down: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerInactive:
     """A worker has reported that it is not doing the work that it has."""
 
@@ -79,13 +88,13 @@ class Tick:
 
 MachineInput = (
     Event | GenerateFragment | TrainGroup | FluidCommand | MemberReported
-    | WorkerJoined | WorkerLeft | WorkerInactive | DeviceReported
+    | WorkerJoined | WorkerLeft | WorkerInactive | DeviceReported | LinkMeasured
     | GoalReached | RecoveryDone | Tick
 )  # fmt: skip
 
 BATCHED_REPORTS = (
     FragmentGenerated | FragmentScored | PieceTrained | SumHeld | Stepped
-    | MemberReported | WorkerJoined | WorkerInactive
+    | MemberReported | LinkMeasured | WorkerJoined | WorkerInactive
 )  # fmt: skip
 """Reports of devices about their work and themselves. The effects of one report change no other
 report, so commands may be issued for several at a time."""

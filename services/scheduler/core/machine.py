@@ -30,6 +30,7 @@ from services.scheduler.core.fluid.events import MemberReported
 from services.scheduler.core.inputs import (
     DeviceReported,
     GoalReached,
+    LinkMeasured,
     MachineInput,
     RecoveryDone,
     Tick,
@@ -86,6 +87,8 @@ def step_together(
     follows = False
     for event in events:
         before, state = state, _record(plan, state, event, now)
+        if isinstance(event, LinkMeasured):  # nothing follows before the next round
+            continue
         reports = isinstance(event, DeviceReported | WorkerInactive | MemberReported)
         follows = follows or state is not before or not reports  # devices report once a second
     if state.recovering or not follows:
@@ -224,6 +227,10 @@ def _unless_in_a_step(*recorders: Recorder) -> tuple[Recorder]:
     return (record,)
 
 
+def _link_measured(_plan: Plan, state: State, event: LinkMeasured, _now: float) -> State:
+    return replace(state, costs=state.costs.observe_link(event.address, event.up, event.down))
+
+
 def _restored(restore: Recorder) -> tuple[Recorder]:
     """Return what records one of the scheduler's own commands, which matter after a restart."""
 
@@ -248,6 +255,7 @@ RECORDERS: Mapping[type, Sequence[Recorder]] = {
     WorkerInactive: (_worker_inactive,),
     MemberReported: (fluid_events.member_reported,),
     DeviceReported: (device_reported,),
+    LinkMeasured: (_link_measured,),
     OperatorRequest: (_set_phase,),
     TagRequest: (tag_requested,),
     WorkerRequest: (exclusion.set_drained,),

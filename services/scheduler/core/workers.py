@@ -100,7 +100,8 @@ class WorkerState:
     num_returned: int = 0
     """Fragments returned since the last one that it finished."""
     clock_from: float = 0.0
-    """Earliest time from which deadlines count: when it joined, or last was loading."""
+    """Earliest time from which deadlines count: when it joined, was last loading, or has finished
+    its last fragment, if it generates one at a time."""
     loading: tuple[float, float] = (-math.inf, -math.inf)
     """When it began to load what it has loaded last, and when it last reported that it does."""
 

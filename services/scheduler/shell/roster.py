@@ -10,6 +10,7 @@ import structlog
 from services.scheduler.core.fluid.events import MemberReported
 from services.scheduler.core.inputs import (
     DeviceReported,
+    LinkMeasured,
     MachineInput,
     WorkerInactive,
     WorkerJoined,
@@ -20,7 +21,7 @@ from services.scheduler.core.state import State, WorkerState
 from services.scheduler.core.usage import UsageMeter
 from services.scheduler.core.workers import GENERATES
 from shared.bus.bus import Bus
-from shared.messages.workers import Activity, WorkerRefused, WorkerStatus
+from shared.messages.workers import Activity, Transferred, WorkerRefused, WorkerStatus
 from shared.release import refusal
 from shared.run.usage import DeviceUse
 
@@ -81,11 +82,23 @@ class Roster:
         stood = _stood(status, self._state().workers.get(address))
         if stood is not None:
             self._put(stood)
-        if status.service == "trainer" and not _is_known(self._state(), status):
-            self._put(MemberReported(address, status.holds))
+        if status.service == "trainer":
+            self._record_member(before, status)
         if status.loan is not None and status.device.refusal is None:
             report = DeviceReported(address, status.loan.loan_number, status.loan.mode)
             self._put(report)
+
+    def _record_member(self, before: LastStatus | None, status: WorkerStatus) -> None:
+        """Record what a member holds, and what its line has taken since its status before."""
+        if not _is_known(self._state(), status):
+            self._put(MemberReported(status.address, status.holds))
+        sent, received = (
+            (None, None) if before is None else (before.status.sent, before.status.received)
+        )
+        up = _seconds_per_byte(sent, status.sent)
+        down = _seconds_per_byte(received, status.received)
+        if up is not None or down is not None:
+            self._put(LinkMeasured(status.address, up, down))
 
     def _count_waits(self, before: WorkerStatus, status: WorkerStatus) -> None:
         """Count the time in which a device that has a fragment waited for something else."""
@@ -147,6 +160,13 @@ class Roster:
 def _is_known(state: State, status: WorkerStatus) -> bool:
     """Return whether a member still holds what it reported before, as it does every second."""
     return state.fluid is not None and state.fluid.holds.get(status.address) == status.holds
+
+
+def _seconds_per_byte(before: Transferred | None, now: Transferred | None) -> float | None:
+    num_bytes, seconds = (now.num_bytes, now.seconds) if now is not None else (0, 0.0)
+    if before is not None:
+        num_bytes, seconds = num_bytes - before.num_bytes, seconds - before.seconds
+    return seconds / num_bytes if num_bytes > 0 and seconds > 0 else None
 
 
 def _stood(status: WorkerStatus, worker: WorkerState | None) -> WorkerInactive | None:

@@ -281,7 +281,9 @@ class GeneratingMember(ABC):
     def _hold(self) -> None:
         newest = self.ahead or self.policy
         assert newest is not None
-        self.holds = Holds(version=newest.version, checksum=self.state, update=self.update)
+        self.holds = Holds(
+            version=newest.version, checksum=self.state, update=self.update, sum_bytes=0
+        )
         self.report()
 
     def _occupy_when_free(self, seconds: float, done: Callable[[], None]) -> None:

@@ -139,6 +139,10 @@ class Exchange(Protocol):
         """Name of the memory of its host in which members add up their sums first; empty if they
         do not."""
 
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of a whole sum."""
+
     async def total(self, meeting: Meeting, own: Sum) -> Any:
         """Return the total (a `Term`) of what all members have summed; all get the same bits.
 

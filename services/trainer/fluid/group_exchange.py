@@ -9,8 +9,11 @@ everybody adds them in the order of the groups.
 A membership that has just formed a total is kept for the next batch's first round; any failure ends
 it, and the next round meets again. No call waits without a limit: who has not come is waited for
 outside of torch; of those that have, gloo's calls have a timeout, and NCCL's end when the group is
-aborted, which the deadline does from outside, before torch's own watchdog ends the process. A call
-that does not end even then ends this process, which is a new member when it comes back.
+aborted, which the deadline does from outside, before torch's own watchdog ends the process. A NCCL
+call that does not end even then ends this process, which is a new member when it comes back.
+
+Once all have met, nothing shows which member is slow. So after a round without a total sums go
+through the object store, which shows who has stored a sum.
 """
 
 import asyncio
@@ -30,7 +33,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from services.trainer.fluid.exchange import WHOLE_BATCH, ExchangeIncomplete, Meeting, Sum
-from services.trainer.fluid.store_exchange import again, awaited
+from services.trainer.fluid.store_exchange import StoreExchange, again, awaited
 from services.trainer.fluid.sums import (
     TALLY_NAMES,
     SumLayout,
@@ -47,12 +50,10 @@ from shared.process.service import end_soon
 from shared.store import ObjectStore
 
 POLL_S = 0.05
-GRACE_S = 5.0
-"""Seconds that a call has to end once its group is aborted, or has waited for too long."""
-SLOWEST = 50e6
-"""Bytes per second below which a member counts as lost."""
+GRACE_S = 3.0
+"""Seconds that a call has to end once its group is aborted: the scheduler waits for the answer."""
 WATCHDOG_S = 600.0
-"""Seconds after which torch itself would end a process whose NCCL call hangs."""
+"""Seconds after a round's limit in which torch itself would end a process whose NCCL call hangs."""
 PLACE_KEY = "place"
 
 log = structlog.get_logger()
@@ -72,6 +73,8 @@ class Membership:
     store: Any
     group: Any = None
     """torch's process group, once all are there."""
+    absent: tuple[str, ...] = ()
+    """Members that had not come when the round was over."""
     is_over: threading.Event = field(default_factory=threading.Event)
 
     def meet(self, meeting: Meeting) -> None:
@@ -81,6 +84,7 @@ class Membership:
         store.set(meeting.me, "here")
         while not store.check(list(self.members)):
             if self.is_over.wait(POLL_S):
+                self.absent = tuple(each for each in self.members if not store.check([each]))
                 raise RuntimeError("the round is over")
 
     def abort(self) -> None:
@@ -98,15 +102,23 @@ class GroupExchange:
         self._layout = layout
         self._address = address
         self._kept: Membership | None = None
+        self._by_store = StoreExchange(store, layout)
 
     @property
     def host(self) -> str:
         return ""
 
+    @property
+    def sum_bytes(self) -> int:
+        return self._layout.num_bytes
+
     async def total(self, meeting: Meeting, own: Sum) -> Term:
         if len(meeting.members) == 1:
             terms = in_order({meeting.me: own}, meeting)
             return await asyncio.to_thread(added, terms, self._layout)
+        if meeting.message.num_failures:
+            await self.close()
+            return await self._by_store.total(meeting, own)
         try:
             membership = await self._membership(meeting)
         except TimeoutError:
@@ -119,13 +131,15 @@ class GroupExchange:
             async with asyncio.timeout(meeting.seconds):
                 total: Term = await call.result()
         except TimeoutError:
-            raise ExchangeIncomplete("not all members came and answered in time") from None
+            await self._end(membership, call)
+            reason = "not all members came and answered in time"
+            raise ExchangeIncomplete(reason, membership.absent) from None
         except RuntimeError as error:  # torch's, for whatever goes wrong between processes
             raise ExchangeIncomplete(
                 f"a member is lost: {str(error).splitlines()[0][:200]}"
             ) from error
         finally:
-            if not call.has_succeeded:
+            if not (call.has_succeeded or membership.is_over.is_set()):
                 await self._end(membership, call)
         self._kept = membership
         return total
@@ -141,10 +155,11 @@ class GroupExchange:
     async def _end(self, membership: Membership, call: "_Call") -> None:
         aborting = _Call(membership.abort)
         with contextlib.suppress(TimeoutError, RuntimeError, DigenRLError):
-            async with asyncio.timeout(GRACE_S + self._limit_s):
+            async with asyncio.timeout(GRACE_S):
                 await aborting.result()
                 await call.result()
-        if not (call.is_over and aborting.is_over):
+        is_over = call.is_over and aborting.is_over
+        if not is_over and self._layout.device.type == "cuda":
             end_soon()
             raise ExchangeHung("a process group does not end; this process does")
 
@@ -193,7 +208,8 @@ class GroupExchange:
             torch.cuda.set_device(self._layout.device)
         membership.meet(meeting)
         if membership.group is None:
-            membership.group = self._group(membership, meeting.members.index(meeting.me))
+            membership.group = self._group(membership, meeting)
+        membership.group._set_default_timeout(self._limit(meeting))
         group, root = membership.group, meeting.members.index(meeting.committer)
         tallies = self._tallies(group, meeting, own)
         if meeting.by_group:
@@ -208,18 +224,20 @@ class GroupExchange:
             torch.cuda.current_stream(gradient.device).synchronize()
         return Term(gradient, tallies)
 
-    @property
-    def _limit_s(self) -> float:
-        """Seconds that one call may wait for a member that has come, and sends nothing."""
-        return GRACE_S + self._layout.size * self._layout.dtype.itemsize / SLOWEST
+    def _limit(self, meeting: Meeting) -> timedelta:
+        """Return how long torch waits in a call: in gloo for the rest of the round, in NCCL for
+        longer, since the round's deadline aborts the group."""
+        rest = WATCHDOG_S if self._layout.device.type == "cuda" else 0.0
+        return timedelta(seconds=max(1.0, meeting.seconds) + rest)
 
-    def _group(self, membership: Membership, rank: int) -> Any:
-        size, store = len(membership.members), PrefixStore(membership.name, membership.store)
+    def _group(self, membership: Membership, meeting: Meeting) -> Any:
+        rank, size = meeting.members.index(meeting.me), len(membership.members)
+        store, limit = PrefixStore(membership.name, membership.store), self._limit(meeting)
         if self._layout.device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
-            options._timeout = timedelta(seconds=WATCHDOG_S)  # the deadline comes before
+            options._timeout = limit
             return dist.ProcessGroupNCCL(store, rank, size, options)
-        return _gloo(store, rank, size, timedelta(seconds=self._limit_s), self._address)
+        return _gloo(store, rank, size, limit, self._address)
 
     def _in_order(self, group: Any, meeting: Meeting, own: Sum) -> Tensor:
         """Add one group's gradient after the other, each from its owner. Groups without a gradient

@@ -135,6 +135,10 @@ class HostExchange:
     def host(self) -> str:
         return self._memory.name
 
+    @property
+    def sum_bytes(self) -> int:
+        return self._layout.num_bytes
+
     async def total(self, meeting: Meeting, own: Sum) -> Term:
         here = meeting.on_host
         await asyncio.to_thread(self._memory.forget, meeting.message.batch)

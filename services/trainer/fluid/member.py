@@ -54,7 +54,8 @@ class MemberApp:
             generator, context, encoded=encoded, lossless=lossless, keep=cache.keep,
             previews=PreviewRule.of(recipe),
         )  # fmt: skip
-        self._state = MemberState(self._worker, Ledger(self._worker.address), exchange.host)
+        ledger = Ledger(self._worker.address)
+        self._state = MemberState(self._worker, ledger, exchange.host, exchange.sum_bytes)
         fetcher = GroupFetcher(recipe, context, cache, check)
         self._work = DeviceWork(
             device, generator, self._state, context, fetcher, publisher, encoded, by_group=by_group,

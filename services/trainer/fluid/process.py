@@ -160,7 +160,7 @@ def make_exchange(
     if chosen == "auto":
         chosen = "group" if layout.device.type == "cuda" else "store"
     by_nccl = chosen == "group" and layout.device.type == "cuda"
-    sizes = layout.size * layout.dtype.itemsize * (recipe.trainer.devices + 1)
+    sizes = layout.num_bytes * (recipe.trainer.devices + 1)
     memory = None if by_nccl else HostMemory.open(address, SUMS_AT_A_TIME * sizes)
     log.info("exchange", by=chosen, numbers=layout.size, on_host_first=memory is not None)
     exchange: Exchange = (

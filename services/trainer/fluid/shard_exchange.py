@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from services.trainer.fluid.exchange import ExchangeIncomplete, Meeting, Sum
 from services.trainer.fluid.shard_group import ShardGroup
-from services.trainer.fluid.store_exchange import TOTAL, StoreExchange, until
+from services.trainer.fluid.store_exchange import TOTAL, StoreExchange
 from services.trainer.fluid.sums import StoredSum, SumLayout, Term, addition_order
 from shared.store import ObjectStore
 
@@ -21,7 +21,7 @@ class ShardExchange(StoreExchange):
     async def total(self, meeting: Meeting, own: Sum) -> Term:
         if not meeting.is_committer:
             return await self.taken(meeting, own)
-        async with until(meeting) as waits_for:
+        async with self.limited(meeting) as waits_for:
             others = await self.others(meeting, waits_for, _as_told)
             total = await self._added(meeting, {meeting.me: own} if own else {}, others)
             if len(meeting.members) > 1:
@@ -30,7 +30,7 @@ class ShardExchange(StoreExchange):
         return total
 
     async def taken(self, meeting: Meeting, own: Sum) -> Term:
-        async with until(meeting) as waits_for:
+        async with self.limited(meeting) as waits_for:
             if own:
                 stored = await self._group.put_sum(own, meeting.message.batch)
                 await self.say(meeting, meeting.me, stored)

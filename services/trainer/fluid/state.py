@@ -59,6 +59,8 @@ class MemberState:
     ledger: Ledger
     host: str = ""
     """Names the memory in which it adds up sums with other members of its host."""
+    sum_bytes: int = 0
+    """Bytes of a sum of gradients."""
     available: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there may be work for the device."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -112,11 +114,7 @@ class MemberState:
         batch's version generates nothing from now on."""
         self.policy, self.updates, self.held = policy, updates, None
         self.ledger.go_on()
-        self.worker.holds = Holds(
-            version=policy.version, checksum=updates.checksum, update=updates.number,
-            host=self.host,
-        )  # fmt: skip
-        self.worker.report_now()
+        self._report_held(policy.version, updates.checksum, updates.number)
         self.available.set()
 
     def make(self, policy: Policy, checksum: str) -> None:
@@ -138,11 +136,15 @@ class MemberState:
         self.ledger.use(policy.version)
         if self.ahead is None:
             self.worker.policy_version = policy.version
-        self.worker.holds = Holds(
-            version=policy.version, checksum=checksum, update=0, host=self.host
-        )
-        self.worker.report_now()
+        self._report_held(policy.version, checksum, 0)
         self.available.set()
+
+    def _report_held(self, version: int, checksum: str, update: int) -> None:
+        self.worker.holds = Holds(
+            version=version, checksum=checksum, update=update, host=self.host,
+            sum_bytes=self.sum_bytes,
+        )  # fmt: skip
+        self.worker.report_now()
 
     def can_generate(self, policy: Policy) -> bool:
         """Whether the weights of a version are here."""
@@ -169,10 +171,7 @@ class MemberState:
         """Note that what the device holds is right after all."""
         assert self.newest_checksum is not None
         update = 0 if self.updates is None else self.updates.number
-        self.worker.holds = Holds(
-            version=self.version, checksum=self.newest_checksum, update=update, host=self.host
-        )
-        self.worker.report_now()
+        self._report_held(self.version, self.newest_checksum, update)
 
     def holds_total_of(self, batch: int) -> bool:
         return self.held is not None and self.held.message.batch == batch

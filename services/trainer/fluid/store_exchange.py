@@ -36,6 +36,8 @@ from shared.store import ObjectStore
 
 POLL_S = 0.05
 """Seconds between two looks for what another member stores."""
+PRESENCE_S = 2.0
+"""Seconds to find who was absent, once a round is over: the scheduler waits for that."""
 TOTAL = "total"
 
 T = TypeVar("T")
@@ -87,6 +89,10 @@ class StoreExchange:
     def host(self) -> str:
         return ""
 
+    @property
+    def sum_bytes(self) -> int:
+        return self._layout.num_bytes
+
     async def total(self, meeting: Meeting, own: Sum) -> Term:
         if not meeting.is_committer:
             return await self.taken(meeting, own)
@@ -103,19 +109,19 @@ class StoreExchange:
 
     async def gathered(self, meeting: Meeting, own: Sum) -> dict[str, Sum]:
         """Return the sums of all members; raises Missed if they are not there in time."""
-        async with until(meeting) as waits_for:
+        async with self.limited(meeting) as waits_for:
             return {meeting.me: own, **await self.others(meeting, waits_for, self._objects.get)}
 
     async def give(self, meeting: Meeting, total: Term) -> None:
         """Store the total for the others; raises Missed if that does not end in time."""
         if len(meeting.members) > 1:
-            async with until(meeting):
+            async with self.limited(meeting):
                 await self._offer(meeting, TOTAL, {WHOLE_BATCH: total})
 
     async def taken(self, meeting: Meeting, own: Sum) -> Term:
         """Store this member's sum and wait for the total; raises Missed if it does not come in
         time."""
-        async with until(meeting) as waits_for:
+        async with self.limited(meeting) as waits_for:
             if own:
                 await self._offer(meeting, meeting.me, own)
             waits_for.add(meeting.committer)
@@ -154,20 +160,33 @@ class StoreExchange:
         except ValidationError as error:
             raise ContractError(f"{key} names no sum") from error
 
+    @contextlib.asynccontextmanager
+    async def limited(self, meeting: Meeting) -> AsyncIterator[set[str]]:
+        """Limit what is within to the round's deadline; gives a set for the names of members whose
+        sums are read. `ExchangeIncomplete` names these if a sum is faulty, and after the deadline
+        the members that are absent."""
+        waits_for = set[str]()
+        try:
+            async with asyncio.timeout(meeting.seconds):
+                yield waits_for
+        except TimeoutError:
+            absent = await self._absent(meeting)
+            raise ExchangeIncomplete("the sums were not there in time", absent) from None
+        except (ContractError, IntegrityError) as error:
+            raise ExchangeIncomplete(str(error), tuple(sorted(waits_for))) from error
 
-@contextlib.asynccontextmanager
-async def until(meeting: Meeting) -> AsyncIterator[set[str]]:
-    """Limit what is within to the round's deadline; gives a set for the names of those that are
-    waited for, which `Missed` names."""
-    waits_for = set[str]()
-    try:
-        async with asyncio.timeout(meeting.seconds):
-            yield waits_for
-    except TimeoutError:
-        missing = tuple(sorted(waits_for))
-        raise ExchangeIncomplete("the sums were not there in time", missing) from None
-    except (ContractError, IntegrityError) as error:
-        raise ExchangeIncomplete(str(error), tuple(sorted(waits_for))) from error
+    async def _absent(self, meeting: Meeting) -> tuple[str, ...]:
+        """Return the other members that have stored nothing of what the round needs of them: their
+        sum, or if all of these are there, the total."""
+        try:
+            async with asyncio.timeout(PRESENCE_S):
+                keys = await self._store.keys(meeting.folder)
+        except (TimeoutError, Unavailable):
+            return ()
+        stored = {key.rpartition("/")[2].removesuffix(".json") for key in keys}
+        needed = {share.worker for share in meeting.contributors} - {meeting.committer}
+        absent = needed - stored or {meeting.committer} - {meeting.me}
+        return tuple(sorted(absent - {meeting.me}))
 
 
 async def awaited(store: ObjectStore, key: str) -> bytes:

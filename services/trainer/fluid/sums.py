@@ -41,6 +41,11 @@ class SumLayout:
     """Range that this process holds, if other ranks of its group hold the rest."""
 
     @property
+    def num_bytes(self) -> int:
+        """Bytes of a whole gradient."""
+        return self.size * self.dtype.itemsize
+
+    @property
     def held(self) -> Ranges:
         return ((0, self.size),) if self.ranges is None else self.ranges
 

@@ -67,7 +67,11 @@ class Run:
     def join(self, number: int, version: int = 0) -> None:
         name = f"trainer-{number}"
         self.give(WorkerJoined(f"{name}-a", name, "trainer", concurrency=1, ranks=self.ranks))
-        self.give(MemberReported(f"{name}-a", Holds(version=version, checksum=CHECKSUM, update=0)))
+        self.give(
+            MemberReported(
+                f"{name}-a", Holds(version=version, checksum=CHECKSUM, update=0, sum_bytes=0)
+            )
+        )
 
     def take(self, kind: type[Any]) -> list[Any]:
         """Commands of a kind that were given, which are taken out."""
@@ -159,7 +163,7 @@ def test_pieces_make_up_the_batch_and_are_exchanged_once() -> None:
 def test_members_of_a_host_stand_together_but_in_a_round_after_one_that_came_to_nothing() -> None:
     run = Run(members=4)
     for number, host in enumerate(("a1", "b2", "a1", "")):
-        holds = Holds(version=0, checksum=CHECKSUM, host=host, update=0)
+        holds = Holds(version=0, checksum=CHECKSUM, host=host, update=0, sum_bytes=0)
         run.give(MemberReported(f"trainer-{number}-a", holds))
     command = run.exchange()
     assert [share.worker[-3] for share in command.shares] == ["0", "2", "1", "3"]
@@ -393,7 +397,10 @@ def test_a_member_that_reports_an_earlier_version_is_believed_after_a_while() ->
     [worker], _ = run.stepped()
 
     def report() -> int:
-        run.give(MemberReported(worker, Holds(version=0, checksum=CHECKSUM, update=0)), seconds=1.0)
+        run.give(
+            MemberReported(worker, Holds(version=0, checksum=CHECKSUM, update=0, sum_bytes=0)),
+            seconds=1.0,
+        )
         assert run.state.fluid is not None
         return run.state.fluid.holds[worker].version
 

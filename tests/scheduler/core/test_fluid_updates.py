@@ -98,7 +98,9 @@ def test_a_group_that_fails_after_an_update_has_the_batch_begin_again(
     assert run.take(TrainPiece) == []  # nobody has the version any more
     for number in range(2):
         run.give(
-            MemberReported(f"trainer-{number}-a", Holds(version=0, checksum=CHECKSUM, update=0))
+            MemberReported(
+                f"trainer-{number}-a", Holds(version=0, checksum=CHECKSUM, update=0, sum_bytes=0)
+            )
         )
     again = exchanged(run)
     assert (again.attempt, again.update, groups_of(again)) == (1, 0, {0})

@@ -32,7 +32,9 @@ def test_each_device_waits_for_whoever_is_late() -> None:
     [train] = machine.handle(examples.scored(second))
     assert isinstance(train, TrainGroup)
     assert now() == ("waiting_for_trainer",) * 3, "it has not said that it holds the version"
-    [piece] = machine.handle(MemberReported("t-0", Holds(version=0, checksum="0" * 32, update=0)))
+    [piece] = machine.handle(
+        MemberReported("t-0", Holds(version=0, checksum="0" * 32, update=0, sum_bytes=0))
+    )
     assert isinstance(piece, TrainPiece)
     assert now() == ("waiting_for_trainer", "waiting_for_trainer", "training")
 

@@ -7,6 +7,7 @@ import pytest
 
 from services.scheduler.core import leases as leases_module
 from services.scheduler.core.inputs import (
+    LinkMeasured,
     MachineInput,
     WorkerInactive,
     WorkerJoined,
@@ -20,7 +21,7 @@ from services.scheduler.shell.roster import Roster
 from shared.bus.bus import Bus
 from shared.cancellation import stop
 from shared.errors import UserError
-from shared.messages.workers import Activity, Device, Service, WorkerStatus
+from shared.messages.workers import Activity, Device, Service, Transferred, WorkerStatus
 from shared.process import worker as worker_module
 from shared.process.worker import Worker
 from shared.release import RELEASE
@@ -102,3 +103,20 @@ async def test_a_worker_of_another_release_is_given_no_work_and_ends(
     )
     await until(lambda: [type(each) for each in inputs] == [WorkerJoined])
     await stop(new)
+
+
+async def test_what_a_member_has_transferred_since_its_last_status_measures_its_line(
+    roster: Roster, inputs: list[MachineInput]
+) -> None:
+    first = status("trainer", "committing").model_copy(
+        update={"sent": Transferred(num_bytes=100, seconds=2.0)}
+    )
+    await roster.record(first)
+    await roster.record(first)
+    later = {
+        "sent": Transferred(num_bytes=300, seconds=3.0),
+        "received": Transferred(num_bytes=50, seconds=5.0),
+    }
+    await roster.record(first.model_copy(update=later))
+    measured = [each for each in inputs if isinstance(each, LinkMeasured)]
+    assert [(each.up, each.down) for each in measured] == [(0.02, None), (0.005, 0.1)]

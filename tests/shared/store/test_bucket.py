@@ -103,6 +103,53 @@ def test_an_object_may_take_longer_than_any_silence_is_allowed_to(
     asyncio.run(there_and_back())
 
 
+@dataclass
+class Starvation:
+    """A relay to the store that counts what it reads. After each of ``after`` bytes the connection
+    that has brought them starves: nothing more of it is read."""
+
+    port: int
+    after: list[int]
+    num_bytes: int = 0
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.port)
+        with contextlib.closing(up_writer):
+            await asyncio.gather(self._send(reader, up_writer), carry(up_reader, writer))
+
+    async def _send(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while piece := await reader.read(1 << 16):
+            self.num_bytes += len(piece)
+            if self.after and self.num_bytes >= self.after[0]:
+                self.after.pop(0)
+                await asyncio.Event().wait()
+            writer.write(piece)
+            await writer.drain()
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("after", [[2], [2, 4], [1, 2, 3, 4]])
+def test_a_part_that_starves_is_sent_again_alone(
+    s3_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, after: list[int]
+) -> None:
+    """Its connection is silent for as long as is allowed, and the other parts are there."""
+    endpoint = ServiceSettings(run="test").s3_endpoint
+    assert endpoint is not None
+    monkeypatch.setattr(bucket, "MAX_SILENCE", timedelta(seconds=SILENCE_S))
+    monkeypatch.setattr(bucket, "RETRIES", timedelta(seconds=SILENCE_S))
+    data = bytes(range(256)) * (6 * bucket.PART // 256)
+    relay = Starvation(int(endpoint.rsplit(":", 1)[1]), [each * bucket.PART for each in after])
+
+    async def there_and_back() -> None:
+        async with listening(relay.handle) as starved:
+            ref = await through(starved).put("weights", data, suffix=".safetensors")
+            assert relay.after == []
+            assert relay.num_bytes < len(data) + (len(after) + 0.5) * bucket.PART
+            assert await through(endpoint).get(ref) == data
+
+    asyncio.run(there_and_back())
+
+
 async def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket, "MAX_SILENCE", timedelta(seconds=0.3))
     monkeypatch.setattr(bucket, "RETRIES", timedelta(seconds=0.3))

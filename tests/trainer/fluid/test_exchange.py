@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from services.trainer.fluid.exchange import WHOLE_BATCH, Exchange, ExchangeIncomplete, Meeting, Sum
 from services.trainer.fluid.group_exchange import GroupExchange
 from services.trainer.fluid.host_exchange import HostExchange, HostMemory
-from services.trainer.fluid.store_exchange import StoreExchange
+from services.trainer.fluid.store_exchange import StoreExchange, SumObjects
 from services.trainer.fluid.sums import SumLayout, Term, added, in_order, pack_sum, unpack_sum
 from shared.diffusion.training.tally import Tally
 from shared.diffusion.weights.checksum import checksum
@@ -163,6 +164,70 @@ async def test_a_round_ends_without_a_lost_member_and_the_next_is_formed_by_the_
     alive = [place for place, name in enumerate(NAMES) if name != lost]
     whole = of(term(alive[0])) + of(term(alive[1]))
     assert torch.allclose(of(total), whole, rtol=1e-6)
+
+
+@pytest.mark.parametrize("absent", [(), ("a",), ("b",), ("c",), ("a", "c"), ("a", "b")])
+async def test_whoever_has_not_come_is_named_whomever_one_waits_for(
+    make: Make, absent: tuple[str, ...]
+) -> None:
+    """ "b" commits: it is not missed by those that wait for its total while others are absent."""
+    exchanges = {name: make() for name in NAMES if name not in absent}
+    shares = [share("a", 0), share("b", 1), share("c", 2)]
+    sums: dict[str, Sum] = {name: {WHOLE_BATCH: term(place)} for place, name in enumerate(NAMES)}
+    met = meetings(shares, seconds=1.5)
+    ended = await asyncio.gather(
+        *(exchanges[name].total(met[name], sums[name]) for name in exchanges),
+        return_exceptions=True,
+    )
+    if not absent:
+        assert not any(isinstance(each, BaseException) for each in ended)
+        return
+    by_store = isinstance(next(iter(exchanges.values())), StoreExchange)
+    others = tuple(name for name in absent if name != "b")
+    expected = others if others and (by_store or "b" not in absent) else ("b",)
+    for each in ended:
+        assert isinstance(each, ExchangeIncomplete)
+        assert each.missing == expected
+
+
+async def test_a_committer_that_takes_too_long_is_named_by_those_whose_sums_are_there(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def slowly(*_: object) -> Sum:
+        await asyncio.sleep(30)
+        return {}
+
+    exchanges = {name: make() for name in ("a", "b")}
+    met = meetings([share("a", 0), share("b", 1)], seconds=4.0)
+    if isinstance(exchanges["b"], GroupExchange):
+        met = {
+            name: replace(each, message=each.message.model_copy(update={"num_failures": 1}))
+            for name, each in met.items()
+        }
+    monkeypatch.setattr(SumObjects, "get", slowly)
+    ended = await asyncio.gather(
+        *(exchanges[name].total(met[name], {WHOLE_BATCH: term(1)}) for name in exchanges),
+        return_exceptions=True,
+    )
+    assert [each.missing for each in ended if isinstance(each, ExchangeIncomplete)] == [("b",), ()]
+
+
+async def test_after_a_round_that_came_to_nothing_a_process_group_is_not_formed_again(
+    make: Make, tmp_path: Path
+) -> None:
+    exchanges = {name: make() for name in ("a", "b")}
+    met = meetings([share("a", 0), share("b", 1)], round_number=1)
+    again = {
+        name: replace(each, message=each.message.model_copy(update={"num_failures": 1}))
+        for name, each in met.items()
+    }
+    sums: dict[str, Sum] = {"a": {WHOLE_BATCH: term(1)}, "b": {WHOLE_BATCH: term(2)}}
+    found = await totals(exchanges, again, sums)
+    assert torch.allclose(of(found[0]), of(term(1)) + of(term(2)))
+    assert torch.equal(of(found[0]), of(found[1]))
+    assert {each.name for each in found_in(tmp_path, "test/batches/*/exchange/*/*.json")} == {
+        "a.json", "total.json",
+    }  # fmt: skip
 
 
 async def test_a_round_that_is_given_up_leaves_nothing_that_waits(make: Make) -> None:

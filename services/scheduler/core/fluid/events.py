@@ -106,7 +106,7 @@ def member_lost(state: State, address: str) -> State:
     if fluid is None:
         return state
     holds = {a: held for a, held in fluid.holds.items() if a != address}
-    fluid = replace(fluid, gone=fluid.gone | {address}, holds=holds)
+    fluid = replace(fluid, gone=fluid.gone | {address}, holds=holds, has_losses=True)
     if fluid.is_settled:
         return replace(state, fluid=fluid)
     if fluid.exchange is not None and address in fluid.exchange.members:
@@ -270,11 +270,13 @@ def _stepped(state: State, fluid: FluidState, event: Stepped, now: float) -> Flu
     if step is None or is_another or event.worker in step.stepped:
         return fluid
     step = step.with_stepped(event, now)
-    held = Holds(
-        version=event.policy.version,
-        checksum=event.checksum,
-        update=0 if makes_version else event.update + 1,
-    )
     if event.worker not in fluid.gone:
+        before = fluid.holds.get(event.worker)
+        held = Holds(
+            version=event.policy.version, checksum=event.checksum,
+            update=0 if makes_version else event.update + 1,
+            host="" if before is None else before.host,
+            sum_bytes=0 if before is None else before.sum_bytes,
+        )  # fmt: skip
         fluid = with_held(state, fluid, event.worker, held)
     return replace(fluid, step=step)

@@ -38,7 +38,7 @@ def restore(plan: Plan, state: State, command: FluidCommand, now: float) -> Stat
     if fluid is None or command.batch != fluid.batch:
         return state
     if command.attempt > fluid.attempt and not isinstance(command, CommitVersion):
-        fluid = next_attempt(fluid, command.attempt)
+        fluid = next_attempt(replace(fluid, has_losses=True), command.attempt)
     if isinstance(command, CommitVersion):
         fluid = replace(fluid, named=max(fluid.named, command.number + 1))
         if command.attempt == fluid.attempt and fluid.step is not None:
@@ -104,7 +104,8 @@ def again(state: State, before: State) -> State:
     fluid, old = state.fluid, before.fluid
     if fluid is None or old is None or old.batch != fluid.batch:
         return state
-    restarted = next_attempt(replace(fluid, former=old.former, step=old.step), old.attempt + 1)
+    fluid = replace(fluid, former=old.former, step=old.step, has_losses=True)
+    restarted = next_attempt(fluid, old.attempt + 1)
     return replace(state, fluid=replace(restarted, named=old.named))
 
 

@@ -15,6 +15,14 @@ version.
 
 from dataclasses import replace
 
+from services.scheduler.core.fluid.links import (
+    MARGIN,
+    bytes_to_exchange,
+    choose_committer,
+    max_seconds,
+    seconds_to_leave,
+    unmet,
+)
 from services.scheduler.core.fluid.members import (
     are_together,
     members,
@@ -43,8 +51,6 @@ from shared.messages.fluid import (
     TakeStep,
 )
 
-EXCHANGE_TIMEOUT_S = 60.0
-"""Longest time that members may take to meet and to form the total."""
 LAST_REPORT_S = 5.0
 """Time for the last answers after that, before who is silent is out."""
 COMMIT_TIMEOUT_S = 120.0
@@ -54,7 +60,8 @@ MAX_ROUNDS = 6
 MAX_COMMIT_ATTEMPTS = 2
 """How often each member that has stepped is named to commit, if others could train the batch."""
 MAX_BATCH_ATTEMPTS = 8
-"""How often a batch may lose everybody who has stepped."""
+"""How often a batch may lose everybody who has stepped, or come to nothing although no process
+died."""
 
 DecidedRound = tuple[State, list[FluidCommand]]
 
@@ -68,8 +75,17 @@ def decide(plan: Plan, state: State, now: float) -> DecidedRound:
         state = _end_round(plan, state, now, commands)
     if state.fluid is not None and state.fluid.step is None:
         state = _begin_round(plan, state, now, commands)
-    state = _commit(plan, state, now, commands)
+    state = _end_vain_run(_commit(plan, state, now, commands))
     return _tell_attempt(plan, state, commands), commands
+
+
+def _end_vain_run(state: State) -> State:
+    """Fail the run if too many attempts at the batch came to nothing although no process died."""
+    fluid = state.fluid
+    if fluid is None or fluid.num_vain < MAX_BATCH_ATTEMPTS:
+        return state
+    reason = f"batch {fluid.batch} came to nothing {fluid.num_vain} times, although no process died"
+    return fail_run(state, f"{reason}; {fluid.failure or 'members were late, or none committed'}")
 
 
 def _tell_attempt(plan: Plan, state: State, commands: list[FluidCommand]) -> State:
@@ -84,16 +100,13 @@ def _tell_attempt(plan: Plan, state: State, commands: list[FluidCommand]) -> Sta
     return replace(state, fluid=replace(fluid, told_attempt=fluid.attempt))
 
 
-def max_seconds(plan: Plan) -> float:
-    """Return the longest time of an exchange."""
-    own = plan.schedule.slot_deadline_s
-    return EXCHANGE_TIMEOUT_S if own == "auto" else own
-
-
-def commit_seconds(plan: Plan, state: State) -> float:
+def commit_seconds(plan: Plan, state: State, fluid: FluidState, committer: str) -> float:
     """Return the longest time from a step's order to the commit record."""
     own = plan.schedule.slot_deadline_s
-    return max(COMMIT_TIMEOUT_S, 10 * state.costs.commit.seconds) if own == "auto" else own
+    if own != "auto":
+        return own
+    leaves = MARGIN * seconds_to_leave(state, fluid, committer)
+    return max(COMMIT_TIMEOUT_S, 10 * state.costs.commit.seconds, leaves)
 
 
 def _begin_round(plan: Plan, state: State, now: float, commands: list[FluidCommand]) -> State:
@@ -121,12 +134,13 @@ def _begin_round(plan: Plan, state: State, now: float, commands: list[FluidComma
         )
         for address in taking_part
     )
-    committer = max(shares, key=lambda share: (len(share.pieces), share.worker)).worker
+    size = bytes_to_exchange(plan, fluid, shares)
+    committer = choose_committer(state, fluid, shares)
     command = ExchangeSums(
         batch=fluid.batch, attempt=fluid.attempt, update=fluid.update, round=fluid.round,
-        policy=state.policy,
-        committer=committer, shares=shares, max_seconds=max_seconds(plan),
-        hosts=hosts,
+        policy=state.policy, committer=committer, shares=shares,
+        max_seconds=max_seconds(plan, state, size, taking_part, committer),
+        num_failures=fluid.num_failures, hosts=hosts,
     )  # fmt: skip
     commands.append(command)
     fluid = replace(fluid, exchange=begin_round(command, now), round=fluid.round + 1)
@@ -182,13 +196,12 @@ def _end_round(plan: Plan, state: State, now: float, commands: list[FluidCommand
     if holder is not None:
         return _order_step(state, fluid, exchange, holder, now, commands)
     fluid = _void_missed(fluid, exchange, silent)
+    fluid = replace(fluid, failure=unmet(plan, fluid, exchange, silent))
     state = replace(state, fluid=fluid)
     if fluid.num_failures < MAX_ROUNDS:
         return state
-    where = f"batch {fluid.batch}"
-    return fail_run(
-        state, f"{where}: {fluid.num_failures} exchanges came to nothing, one after another"
-    )
+    where = f"batch {fluid.batch}: {fluid.num_failures} exchanges came to nothing"
+    return fail_run(state, f"{where}, one after another; {fluid.failure}")
 
 
 def _silent(fluid: FluidState, exchange: ExchangeRound) -> frozenset[str]:
@@ -198,12 +211,15 @@ def _silent(fluid: FluidState, exchange: ExchangeRound) -> frozenset[str]:
 
 def _void_missed(fluid: FluidState, exchange: ExchangeRound, silent: frozenset[str]) -> FluidState:
     """After a round without a total: exclude silent members, and restart sums that do not match
-    their share. If all members have reported twice without a total, exclude the missing ones."""
+    their share. If all members have reported twice without a total, exclude the missing ones, but
+    not the committer, which has answered."""
     fluid = replace(fluid, exchange=None, num_failures=fluid.num_failures + 1)
     others = {a for address, missing in exchange.missed.items() for a in missing if a != address}
-    out = set(silent)
+    out, committer = set(silent), exchange.command.committer
     if not silent and fluid.num_failures > 1:
-        out |= others - fluid.gone
+        out |= others - fluid.gone - {committer}
+    if committer in others:  # it was too slow for their sums
+        fluid = replace(fluid, tried=fluid.tried | {committer})
     own = {address for address, missing in exchange.missed.items() if address in missing}
     for address in sorted(out | own | (fluid.gone & set(exchange.members))):
         fluid = fluid.void(address)
@@ -237,7 +253,8 @@ def _order_step(
         if a in exchange.held and exchange.held[a].sum_id == held.sum_id
     )  # fmt: skip
     step = OrderedStep(command=command, since=now, holders=holders)
-    return replace(state, fluid=replace(fluid, step=step, num_failures=0))
+    fluid = replace(fluid, step=step, num_failures=0, tried=frozenset())
+    return replace(state, fluid=fluid)
 
 
 def _commit(plan: Plan, state: State, now: float, commands: list[FluidCommand]) -> State:
@@ -248,7 +265,7 @@ def _commit(plan: Plan, state: State, now: float, commands: list[FluidCommand]) 
     if step is None:
         is_rare = bool(fluid.out or fluid.former or fluid.update)
         return _stuck(plan, state, fluid, now, commands) if is_rare else state
-    expired = now - step.since > commit_seconds(plan, state)
+    expired = now - step.since > commit_seconds(plan, state, fluid, step.committer)
     if fluid.update < plan.updates - 1:
         return _go_on(plan, state, fluid, step, now, commands, expired=expired)
     if step.committer not in fluid.gone and not expired:
@@ -336,8 +353,8 @@ def _stuck(
     former: dict[str, Stepped] = {**fluid.former, **made}
     alive = [a for a in former if a in state.workers]
     named = fluid.former_named
-    if alive and (named is None or now - named > commit_seconds(plan, state)):
-        address = sorted(alive)[fluid.named % len(alive)]
+    address = sorted(alive)[fluid.named % len(alive)] if alive else ""
+    if alive and (named is None or now - named > commit_seconds(plan, state, fluid, address)):
         attempt = former[address].attempt
         return _name(state, replace(fluid, former_named=now), address, attempt, now, commands)
     if alive or not fluid.out:

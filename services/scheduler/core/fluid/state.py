@@ -89,6 +89,9 @@ class GroupPieces:
         return self.num_cut < self.num_samples or any(p.worker is None for p in self.pieces)
 
 
+NO_PIECES = GroupPieces(attempt=0, num_samples=0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeRound:
     """A round that is under way."""
@@ -238,6 +241,14 @@ class FluidState:
     """Number of the next exchange."""
     num_failures: int = 0
     """Rounds in a row that came to nothing."""
+    tried: frozenset[str] = frozenset()
+    """Committers that were too slow in those."""
+    failure: str = ""
+    """What the last of them lacked: member, bytes and seconds."""
+    has_losses: bool = False
+    """Whether a member's lease has ended in this attempt."""
+    num_vain: int = 0
+    """Attempts that were given up although no member's lease had ended."""
     exchange: ExchangeRound | None = None
     step: OrderedStep | None = None
     stored: WeightsStored | None = None
@@ -287,19 +298,15 @@ class FluidState:
 
     def with_group(self, index: int, group: GroupPieces) -> "FluidState":
         """Replace the pieces of a group, and what is known of them in short."""
-        old = self.groups.get(index)
+        old = self.groups.get(index, NO_PIECES)
         return replace(
             self,
             groups={**self.groups, index: group},
             ready=with_or_without(self.ready, index, group.has_more),
             trained=with_or_without(self.trained, index, group.is_trained),
-            num_cut=self.num_cut + group.num_cut - (0 if old is None else old.num_cut),
-            num_pieces=self.num_pieces
-            + len(group.pieces)
-            - (0 if old is None else len(old.pieces)),
-            waiting_rows=self.waiting_rows
-            + group.waiting_rows
-            - (0 if old is None else old.waiting_rows),
+            num_cut=self.num_cut + group.num_cut - old.num_cut,
+            num_pieces=self.num_pieces + len(group.pieces) - len(old.pieces),
+            waiting_rows=self.waiting_rows + group.waiting_rows - old.waiting_rows,
         )
 
     def with_piece(self, key: Key, piece: PieceState) -> "FluidState":
@@ -313,24 +320,19 @@ class FluidState:
         groups = dict(self.groups)
         old = groups.pop(index)
         return replace(
-            self,
-            groups=groups,
-            ready=self.ready - {index},
-            trained=self.trained - {index},
-            num_cut=self.num_cut - old.num_cut,
-            num_pieces=self.num_pieces - len(old.pieces),
+            self, groups=groups, ready=self.ready - {index}, trained=self.trained - {index},
+            num_cut=self.num_cut - old.num_cut, num_pieces=self.num_pieces - len(old.pieces),
             waiting_rows=self.waiting_rows - old.waiting_rows,
-        )
+        )  # fmt: skip
 
     def with_queue(self, address: str, queue: tuple[Key, ...]) -> "FluidState":
         """Set which pieces a member has and has not trained."""
         return replace(
-            self,
-            queues={**self.queues, address: queue},
+            self, queues={**self.queues, address: queue},
             queued=with_or_without(self.queued, address, bool(queue)),
             loaded=with_or_without(self.loaded, address, len(queue) >= WORK_PER_MEMBER),
             num_given=self.num_given + len(queue) - len(self.queues.get(address, ())),
-        )
+        )  # fmt: skip
 
     def taken_off(self, key: Key, address: str) -> "FluidState":
         """Take a piece off a member's queue."""
@@ -358,9 +360,7 @@ class FluidState:
     @property
     def busy(self) -> set[str]:
         """Members with any piece in their sums, or to be, or with a total, or a step taken."""
-        found = {
-            each.worker for group in self.groups.values() for each in group.pieces if each.worker
-        }
+        found = {p.worker for group in self.groups.values() for p in group.pieces if p.worker}
         if self.exchange is not None:
             found.update(self.exchange.members)
         return found | set(self.former) | (set(self.step.stepped) if self.step else set())
@@ -373,7 +373,7 @@ def next_update(fluid: FluidState, part: range, checksum: str) -> FluidState:
         fluid, update=fluid.update + 1, checksum=checksum,
         first_checksum=fluid.first_checksum if fluid.update else fluid.checksum,
         exchange=None, step=None, sums={}, queues={}, queued=frozenset(), loaded=frozenset(),
-        num_given=0, num_failures=0, alone_since=None, pace=None,
+        num_given=0, num_failures=0, tried=frozenset(), alone_since=None, pace=None,
     )  # fmt: skip
     for index in part:
         group = fluid.groups[index]
@@ -389,6 +389,7 @@ def next_attempt(fluid: FluidState, attempt: int) -> FluidState:
     made = {a: each for a, each in stepped.items() if each.policy.version > fluid.batch}
     state = replace(
         fluid, attempt=attempt, exchange=None, step=None, round=0, num_failures=0,
+        num_vain=fluid.num_vain + (not fluid.has_losses), tried=frozenset(), has_losses=False,
         out=frozenset(), queues={}, queued=frozenset(), loaded=frozenset(), num_given=0, sums={},
         former={**fluid.former, **made}, update=0, alone_since=None,
         checksum=fluid.first_checksum if fluid.update else fluid.checksum,

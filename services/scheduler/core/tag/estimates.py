@@ -227,6 +227,10 @@ class Costs:
     gradient: Mapping[str, Estimate] = field(default_factory=dict)
     """Seconds per group, by member."""
     passes: PassCosts = PassCosts()
+    up: Mapping[str, Estimate] = field(default_factory=dict)
+    """Seconds per byte that leaves a member for the object store."""
+    down: Mapping[str, Estimate] = field(default_factory=dict)
+    """Seconds per byte on the way back."""
     switch: Estimate = Estimate(value=0.0)
     """Seconds that a member takes to switch to generation and back."""
     ready: Estimate = Estimate()
@@ -324,6 +328,14 @@ class Costs:
         known = self.rollout.get(worker, Estimate())
         return replace(self, rollout={**self.rollout, worker: known.observe(seconds)})
 
+    def observe_link(self, worker: str, up: float | None, down: float | None) -> "Costs":
+        """Learn from seconds per byte in each direction; None: nothing was transferred."""
+        links = []
+        for known, seconds in ((self.up, up), (self.down, down)):
+            before = known.get(worker, Estimate())
+            links.append(known if seconds is None else {**known, worker: before.observe(seconds)})
+        return replace(self, up=links[0], down=links[1])
+
     def only_of(self, addresses: Collection[str]) -> "Costs":
         """Forget workers that have left, once they are more than those that there are."""
         if len(self.fragments) + len(self.gradient) <= 4 * len(addresses) + MAX_DEPARTED_WORKERS:
@@ -334,6 +346,8 @@ class Costs:
             rollout={a: each for a, each in self.rollout.items() if a in addresses},
             gradient={a: each for a, each in self.gradient.items() if a in addresses},
             passes=self.passes.only_of(addresses),
+            up={a: each for a, each in self.up.items() if a in addresses},
+            down={a: each for a, each in self.down.items() if a in addresses},
         )
 
     def observe(self, work: SharedOverhead, seconds: float) -> "Costs":
