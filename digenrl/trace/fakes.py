@@ -2,7 +2,7 @@
 project's own adapter of the family and its own policy."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shared.diffusion.families.base import NEGATIVE, Family, decoder_dtype, quiet_diffusers
 from shared.diffusion.loading.host_memory import HostMemory
-from shared.diffusion.loading.models import IMAGE, TEXT, Conditions
+from shared.diffusion.loading.models import IMAGE, Conditions
 from shared.diffusion.loading.quantisation import quantise_blocks, quantised_layers
 from shared.diffusion.policy import LoadedPolicy, make_policy
 from shared.diffusion.weights.master_weights import TrainedWeights
@@ -36,10 +36,8 @@ from shared.models.catalogue import (
     network_folders,
     text_tokens,
 )
-from shared.models.family import Shapes
 from shared.models.memory import ITEM_BYTES, Form, is_block_matrix
 from shared.recipe.recipe import Recipe
-from shared.recipe.sampling import CfgGradient
 
 CPU = torch.device("cpu")
 """Device of the fake tensors: a torch without CUDA takes no others."""
@@ -53,28 +51,14 @@ class UnreadWeights(WeightsInUse):
         return DIGEST
 
 
-@dataclass(eq=False)
-class UnencodedModel:
-    """A `ModelAdapter` without text encoders: conditions have shapes only."""
+class Unencoded(Family):
+    """A family without text encoders: conditions have shapes only. It comes before the family's own
+    class among the bases (`unencoded_class`)."""
 
-    family: Family
-    shapes: Shapes
-    """Shapes of one prompt's conditions."""
-    guided: bool
-    """Whether the empty prompt is encoded as well."""
-    guidance_2: float | None = None
-    cfg_gradient: CfgGradient = "both"
-
-    def __post_init__(self) -> None:
-        self.transformer: nn.Module = self.family.transformer
-
-    @property
-    def lora_targets(self) -> tuple[str, ...]:
-        return self.family.lora_targets
-
-    @property
-    def lora_excluded(self) -> tuple[str, ...]:
-        return self.family.lora_excluded
+    tokens: int
+    """Length of a prompt."""
+    size: Mapping[str, int]
+    """Height, width and frames of a sample."""
 
     @property
     def image_channels(self) -> int | None:
@@ -92,32 +76,24 @@ class UnencodedModel:
         """Returns tensors (1, ...) of zeros; nothing is read. Where texts have their own lengths,
         those of the two prompts differ, as they do in a run: by one token, so that peaks are those
         of two prompts of full length."""
-        return {
-            prefix + name: torch.zeros(1, *self._shape(name, prefix), dtype=self.family.dtype)
-            for prefix in (("", NEGATIVE) if self.guided else ("",))
-            for name in self.shapes
-            if not (prefix and name.startswith(IMAGE))
-        }
+        found = self.zeros(self.tokens, self.size)
+        if self.spec.forwards(guidance) == 2:
+            shorter = self.tokens - (not self.pads_text)
+            empty = self.zeros(shorter, self.size).items()
+            found |= {NEGATIVE + name: each for name, each in empty if not name.startswith(IMAGE)}
+        return found
 
-    def _shape(self, name: str, prefix: str) -> tuple[int, ...]:
-        shape = self.shapes[name]
-        is_shorter = prefix and name == TEXT and not self.family.pads_text
-        return (shape[0] - 1, *shape[1:]) if is_shorter else shape
+    def zeros(self, tokens: int, size: Mapping[str, int]) -> dict[str, Tensor]:
+        """Return the conditions (1, ...) of a prompt of so many tokens for a sample of that
+        size."""
+        shapes = {**self.spec.condition_shapes(self.config, tokens)}
+        if self.spec.image_shapes is not None:
+            shapes |= self.spec.image_shapes(self.config, self.latent_shape(**size))
+        return {name: torch.zeros(1, *each, dtype=self.dtype) for name, each in shapes.items()}
 
-    def latent_shape(self, *, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
-        return self.family.latent_shape(height=height, width=width, frames=frames)
 
-    def velocity(
-        self, latents: Tensor, sigma: Tensor, conditions: Conditions, *, guidance: float
-    ) -> Tensor:
-        self.family.cfg_gradient = self.cfg_gradient
-        return self.family.velocity(latents, sigma, conditions, guidance=guidance)
-
-    def decode_in_tiles(self) -> None:
-        self.family.decode_in_tiles()
-
-    def decode(self, latents: Tensor) -> Tensor:
-        return self.family.decode(latents)
+def unencoded_class(family: type[Family]) -> type[Unencoded]:
+    return type("Unencoded", (Unencoded, family), {})
 
 
 class FakeHostMemory(HostMemory):
@@ -171,16 +147,13 @@ def fake_model(
     with fakes:
         decodes_in = decodes_in or decoder_dtype(dtype)
         pipeline = _pipeline(table.folder, dtype, decodes_in, table.weights)
-    family: Family = resolve_name(spec.adapter)(
+    model = unencoded_class(resolve_name(spec.adapter))(
         pipeline, spec, device=CPU, dtype=dtype, text_tokens=tokens, guidance_2=table.guidance_2
     )
-    network, decoder = family.transformer, pipeline.vae
+    model.tokens = tokens
+    model.size = {"height": table.height, "width": table.width, "frames": table.frames}
+    network, decoder, host = model.transformer, pipeline.vae, FakeHostMemory()
     forwards: Literal[1, 2] = 2 if spec.forwards(table.guidance) == 2 else 1
-    shapes = {**spec.condition_shapes(family.config, tokens)}
-    if spec.image_shapes is not None:
-        size = {"height": table.height, "width": table.width, "frames": table.frames}
-        shapes |= spec.image_shapes(family.config, family.latent_shape(**size))
-    model, host = UnencodedModel(family, shapes, guided=forwards == 2), FakeHostMemory()
     with torch.device("meta"):  # peft does not move what is there
         policy = make_policy(recipe, model, CPU, memory=host)
     with fakes:

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import torch
 
-from digenrl.trace.fakes import CPU, UnencodedModel
+from digenrl.trace.fakes import CPU, Unencoded
 from digenrl.trace.record import MeasuredPass, TracedWork
 from digenrl.trace.runs import FakeRun, TraceSetting, measured_pass
 from services.scheduler.costs.sizes import NetworkWork, SampleSize, num_tokens
@@ -109,19 +109,13 @@ def _work(recipe: Recipe, run: FakeRun) -> NetworkWork:
 def _forward(recipe: Recipe, run: FakeRun, spec: FamilySpec, size: SampleSize) -> None:
     """Runs the network once, for one sample of that size."""
     model = run.model.policy.model
-    assert isinstance(model, UnencodedModel)
-    family = model.family
-    latents = family.latent_shape(height=size.height, width=size.width, frames=size.frames)
-    shapes = {**spec.condition_shapes(family.config, size.text_tokens)}
-    if spec.image_shapes is not None:
-        shapes |= spec.image_shapes(family.config, latents)
-    one = UnencodedModel(family, shapes, guided=False)
-    guidance = recipe.model.guidance if spec.forwards(recipe.model.guidance) == 1 else 1.0
-    one.velocity(
-        torch.zeros(1, *latents, device=CPU),
+    assert isinstance(model, Unencoded)
+    given = {"height": size.height, "width": size.width, "frames": size.frames}
+    model.velocity(
+        torch.zeros(1, *model.latent_shape(**given), device=CPU),
         torch.full((1,), PROBE),
-        one.encode("", guidance=guidance),
-        guidance=guidance,
+        model.zeros(size.text_tokens, given),
+        guidance=recipe.model.guidance if spec.forwards(recipe.model.guidance) == 1 else 1.0,
     )
 
 
