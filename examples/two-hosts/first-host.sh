@@ -4,7 +4,7 @@
 #   ADDRESS=10.0.0.1 examples/two-hosts/first-host.sh
 #
 # ADDRESS is this host's own in the network of the hosts; RECIPE, STEPS and DATA may be set as well. All that
-# hosts say to the brokers and to the scheduler is encrypted, by certificates made here (openssl). With TLS=0
+# hosts say to the brokers and to the scheduler is encrypted, by certificates made here. With TLS=0
 # nothing is, and the scheduler answers this host alone. The page always answers this host alone.
 set -eu
 here=$(CDPATH='' cd -- "$(dirname -- "$0")/../.." && pwd)
@@ -20,7 +20,6 @@ if [ "${TLS:-1}" = 0 ]; then
     echo "TLS=0: nothing is encrypted; whoever can read this network can read the secrets and the data" >&2
 else
     TLS=1
-    command -v openssl >/dev/null || { echo "openssl is missing: install it, or set TLS=0 in a network that nobody else can read" >&2; exit 2; }
 fi
 export DIGENRL_MODELS="${DIGENRL_MODELS:-$here/models}"
 export PATH="${VENV:-$here/.venv}/bin:$PATH"

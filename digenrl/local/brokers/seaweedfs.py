@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import structlog
 from pydantic import SecretStr
 
 from digenrl.local.brokers.nats_config import quoted
-from digenrl.local.secrets.certificates import Certificate, authority_in, has_openssl
+from digenrl.local.secrets.certificates import Certificate, authority_in
 from digenrl.local.secrets.keys import Keys
 from digenrl.local.secrets.tokens import write_secret
 from shared.messages.rights import ROLES
@@ -65,8 +64,6 @@ READY_OBJECT = "digenrl-ready"
 """Object that is written to see that it answers."""
 
 Prepare = Callable[[httpx.AsyncClient], Awaitable[None]]
-
-log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +121,9 @@ class InternalTls:
         return context
 
 
-def make_internal_tls(home: Path) -> InternalTls | None:
-    """Return what SeaweedFS's own ports ask for, so that no other user of this machine, and no
-    other container, uses them; None where nothing can make certificates."""
-    if not has_openssl():
-        log.warning(
-            "store_ports_open",
-            hint="other users of this machine can change what is stored: install openssl",
-        )
-        return None
+def make_internal_tls(home: Path) -> InternalTls:
+    """Return what SeaweedFS's own ports require, so that no other user of this machine, and no
+    other container, uses them."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     authority = authority_in(home / "ca")
     ca = authority.folder / "cert.pem"

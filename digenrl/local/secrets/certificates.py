@@ -1,36 +1,23 @@
 """A small authority of a deployment, and the certificates that it signs.
 
-openssl makes them: no package that DigenRL needs can, and a few commands are no reason for another.
-
-    ca/cert.pem, ca/key.pem        who signs; the key stays where it was made
+    ca/cert.pem, ca/key.pem        the authority's; the key stays where it was made
     <folder>/cert.pem, key.pem     of one server, for the names by which it is reached
 """
 
 import re
-import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+import trustme
 
 from digenrl.local.secrets.tokens import write_secret
 from shared.errors import UserError
 
-AUTHORITY_DAYS = 3650
-DAYS = 825
-"""Longest life of a certificate that browsers take."""
+MAX_DAYS = 825
+"""Longest life of a server's certificate that browsers accept."""
 NAME = re.compile(r"[A-Za-z0-9_*:][A-Za-z0-9_.*:-]{0,250}")
-
-_AUTHORITY = """basicConstraints = critical,CA:TRUE
-keyUsage = critical,keyCertSign,cRLSign
-subjectKeyIdentifier = hash
-"""
-_SERVER = """basicConstraints = critical,CA:FALSE
-keyUsage = critical,digitalSignature
-extendedKeyUsage = serverAuth,clientAuth
-subjectKeyIdentifier = hash
-authorityKeyIdentifier = keyid
-subjectAltName = """
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,54 +43,31 @@ class Authority:
         Raises:
             UserError: if a name cannot be in a certificate.
         """
+        for name in names:
+            if not NAME.fullmatch(name):
+                raise UserError(f"--tls: {name!r} is no name of a host; name one host or address")
         made = Certificate(folder / "cert.pem", folder / "key.pem")
         if not made.cert.exists():
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            by = ("-CA", str(self.folder / "cert.pem"), "-CAkey", str(self.folder / "key.pem"))
-            _make(made, "DigenRL service", _SERVER + _alternatives(names), DAYS, *by)
+            key = (self.folder / "key.pem").read_bytes()
+            signed = trustme.CA.from_pem(self.pem.encode(), key).issue_cert(
+                *names, not_after=datetime.now(UTC) + timedelta(days=MAX_DAYS)
+            )
+            chain = b"".join(each.bytes() for each in signed.cert_chain_pems)
+            _write(made, signed.private_key_pem.bytes(), chain)
         return made
 
 
-def has_openssl() -> bool:
-    return shutil.which("openssl") is not None
-
-
 def authority_in(folder: Path) -> Authority:
-    """Return the authority that is kept in ``folder``, made if there is none.
-
-    Raises:
-        UserError: if openssl is not installed.
-    """
+    """Return the authority that is kept in ``folder``, made if there is none."""
     made = Certificate(folder / "cert.pem", folder / "key.pem")
     if not made.cert.exists():
-        if not has_openssl():
-            raise UserError("--tls: openssl is not installed; install it, or bring certificates")
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _make(made, "DigenRL authority", _AUTHORITY, AUTHORITY_DAYS)
+        own = trustme.CA(organization_name="DigenRL")
+        _write(made, own.private_key_pem.bytes(), own.cert_pem.bytes())
     return Authority(folder)
 
 
-def _alternatives(names: Sequence[str]) -> str:
-    for name in names:
-        if not NAME.fullmatch(name):
-            raise UserError(f"--tls: {name!r} is no name of a host; name one host or address")
-    kinds = ("IP" if name.replace(".", "").isdigit() or ":" in name else "DNS" for name in names)
-    return ",".join(f"{kind}:{name}" for kind, name in zip(kinds, names, strict=True)) + "\n"
-
-
-def _make(made: Certificate, name: str, extensions: str, days: int, *more: str) -> None:
-    """Make a key and its certificate; the certificate comes last, and whole."""
-    write_secret(made.key, "")  # so that nobody else can read what openssl writes there
-    argv = [
-        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
-        "-noenc", "-days", str(days), "-config", "/dev/stdin",
-        "-keyout", str(made.key), *more,
-    ]  # fmt: skip
-    config = (
-        "[req]\ndistinguished_name = name\nx509_extensions = extensions\nprompt = no\n"
-        f"[name]\nCN = {name}\n[extensions]\n{extensions}"
-    )
-    done = subprocess.run(argv, input=config, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UserError(f"--tls: openssl says: {(done.stderr.strip() or '?').splitlines()[-1]}")
-    write_secret(made.cert, done.stdout)
+def _write(made: Certificate, key: bytes, cert: bytes) -> None:
+    """Write a key and its certificate, which comes last."""
+    made.cert.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_secret(made.key, key.decode())
+    write_secret(made.cert, cert.decode())
