@@ -1,7 +1,7 @@
 """A small authority of a deployment, and the certificates that it signs.
 
-    ca/cert.pem, ca/key.pem        the authority's; the key stays where it was made
-    <folder>/cert.pem, key.pem     of one server, for the names by which it is reached
+ca/cert.pem, ca/key.pem        the authority's; the key stays where it was made
+<folder>/cert.pem, key.pem     of one server, for the names by which it is reached
 """
 
 import re
