@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 PACKAGED = Path(__file__).resolve().with_name("_packaged")
-"""Folder of ``services`` and ``shared`` in a wheel; a clone has them beside this package."""
+"""Folder of ``services`` and ``shared`` in a wheel; in a clone they are next to this package."""
 
 
 def leave_working_folder_out() -> None:
@@ -16,8 +16,8 @@ def leave_working_folder_out() -> None:
 
 
 def add_packaged() -> None:
-    """Put the packages of a wheel on the module path of this process and of those that it starts,
-    before those of other distributions."""
+    """Put the packages of a wheel on the module path of this process and of its child processes,
+    before other distributions."""
     if PACKAGED.is_dir() and str(PACKAGED) not in sys.path:
         sys.path.insert(0, str(PACKAGED))
         inherited = filter(None, [os.environ.get("PYTHONPATH")])

@@ -1,14 +1,15 @@
-"""What a package needs that brings a model family or scorers, by entry points of its distribution:
+"""Names for a package that brings a model family or scorers, by entry points of its distribution:
 
     [project.entry-points."digenrl.families"]
     OrchidPipeline = "digenrl_orchid.family:ORCHID"       # a FamilySpec, by its pipeline
     [project.entry-points."digenrl.scorers"]
-    ink = "digenrl_orchid.scorers:INK"                    # a ScorerKind, or one with a method score
+    ink = "digenrl_orchid.scorers:INK"                    # a ScorerKind, or one with a method
+        score
     [project.entry-points."digenrl.tiny_models"]
     OrchidPipeline = "digenrl_orchid.tiny:save"           # saves a small random model
 
-These modules are imported in DigenRL's own processes. There they find the names of this module;
-a process of another program cannot import them.
+These modules are imported in DigenRL's own processes. There they find the names of this module; a
+process of another program cannot import them.
 """
 
 from importlib import import_module

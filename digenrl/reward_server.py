@@ -65,11 +65,11 @@ class RewardServer(ThreadingHTTPServer):
 
         Args:
             media: pixels (H, W, C) or (F, H, W, C).
-            metadata: those of the prompt, and the prompt's text as "prompt".
+            metadata: metadata of the prompt, and its text as "prompt".
 
         Raises:
             TypeError: if the metadata lack what the function takes, or it returned no number.
-            Exception: whatever the function raises.
+            Exception: any error of the function.
         """
         if "image" in self.names and media.ndim == 4:
             return math.fsum(self.score(each, metadata) for each in media) / len(media)

@@ -79,8 +79,9 @@ class Training:
         """Wait for the end, and return the result.
 
         Raises:
-            TimeoutError: if the run has not ended within so many seconds.
-            TrainingFailed: if it has no result; its cause is the reward function's error, if that
+            TimeoutError: if the run has not ended within this time.
+            TrainingFailed: if it has no result; its cause is the reward function's error, if
+                that
                 raised one.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -120,7 +121,8 @@ def train(
     """Begin to train on this machine, as `digenrl up` does; an unfinished run of the name resumes.
 
     Args:
-        model: folder of a diffusers model, or its name on the hub; None: the model of ``recipe``.
+        model: folder of a diffusers model, or its name on the hub; None: the model of
+            ``recipe``.
         prompts: texts, or rows as a file of JSON lines has them.
         reward: a function of this process (`digenrl.reward_server`), or a table
             `[[reward.scorers]]`, such as {"name": "text", "type": "ocr"}.
@@ -130,7 +132,7 @@ def train(
 
     Raises:
         TrainingFailed: if the recipe is refused; it has the line that names the key.
-        Exception: of a reward function, for one sample of noise.
+        Exception: error of a reward function, for one sample of noise.
     """
     root = Path(runs or os.environ.get("DIGENRL_RUNS") or "runs").resolve()
     inputs = root / f"{name}.inputs"

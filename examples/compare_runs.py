@@ -2,7 +2,7 @@
 
     python examples/compare_runs.py runs/s0 runs/e0 --by max_staleness --out curves.png
 
-Each run is a folder of `digenrl up`: recipe.json says what it was, summary.json how it went.
+Each run is a folder of `digenrl up`: recipe.json has its settings, summary.json its results.
 """
 
 import argparse

@@ -1,1 +1,1 @@
-"""The HTTP API as one: its description, and what of it is served beside the scheduler."""
+"""The HTTP API as a whole: its description, and the routes served outside of the scheduler."""

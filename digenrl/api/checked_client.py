@@ -1,4 +1,4 @@
-"""The client of our own commands: it checks that responses are those of this release."""
+"""The client of our own commands: it checks that responses come from this release."""
 
 from collections.abc import Callable
 from typing import Self, TypeVar, get_type_hints

@@ -4,9 +4,9 @@
         print(run.get_run().phase, [worker.worker for worker in run.list_workers()])
         run.drain_worker("rollout-3")
 
-`Client.at` takes an address: that of the run's page for everything, or that of the scheduler for
-the present (docs/openapi.json lists the operations of each). Each request that changes something
-has a key of its own: a request whose response was lost is repeated, and is carried out once.
+`Client.at` takes an address: the run's page for everything, or the scheduler for the present
+(docs/openapi.json lists the operations of each). Each request that changes something has a key of
+its own: a request whose response was lost is repeated, and is carried out once.
 """
 
 import json
@@ -89,7 +89,7 @@ class Client:
     @classmethod
     def at(cls, url: str, *, token: str = "", timeout: float = TIMEOUT_S) -> Self:
         """Return a client of an address. Without a token it sends DIGENRL_API_TOKEN; servers are
-        verified by the machine's certificates and those of DIGENRL_CA (PEM)."""
+        verified by the machine's certificates and the certificates in DIGENRL_CA (PEM)."""
         token = token or os.environ.get("DIGENRL_API_TOKEN", "")
         trusted = ssl.create_default_context()
         if ca := os.environ.get("DIGENRL_CA"):
@@ -308,8 +308,8 @@ class Client:
         return self._get(Client.get_plan, "/v1/plan", wanted, extensions=patience)
 
     def get_events(self, after: str = "") -> Iterator[Event]:
-        """Yield events for ever, after one that is known: over restarts of whoever serves them,
-        each once. ``after``: an event's id, "start", or nothing for from now on.
+        """Yield events without end, after a known one: across restarts of the server, each once.
+        ``after``: an event's id, "start", or nothing for from now on.
 
         Raises:
             Refused: if the service refuses.

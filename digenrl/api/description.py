@@ -26,8 +26,8 @@ HERE = "Served by the process of the run's page alone (`digenrl view`), from wha
 
 
 def described() -> dict[str, Any]:
-    """Return the description of the API: what the scheduler answers, and what is read from the
-    store beside it."""
+    """Return the description of the API: the scheduler's routes, and the routes that read the
+    store."""
     nobody = cast(Scheduler, SimpleNamespace(health=Health()))  # no route is asked
     whole, beside = create_app(nobody).openapi(), FastAPI(title=TITLE)
     add_problems(beside)

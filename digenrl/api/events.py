@@ -1,13 +1,13 @@
 """One stream of server-sent events of all that happens in a run.
 
-    id: c13.l10.e2            a position in the feed (feed.py); Last-Event-ID goes on after it
+    id: c13.l10.e2            a position in the feed (feed.py); Last-Event-ID continues after it
     event: commit             hello, commit, dead_letter, settled, request, phase, alarm,
                               evaluation
     data: {"version": 12, ...}
 
-Between them come events named `run` without an id: what the scheduler says of the run, when that
-has changed. They are not repeated. A reader that is slow is sent nothing faster than it reads, and
-goes on where it is; one that reads nothing any more is left.
+Between them are events named `run` without an id: the scheduler's view of the run, after each
+change. They are not repeated. A slow reader receives events at its own pace, and continues at its
+position; a reader that stops reading is disconnected.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ class Events:
 
     feed: Feed
     say_run: Say
-    """Returns what the scheduler says of the run just now; None if it says nothing."""
+    """Returns the scheduler's present view of the run; None without one."""
     num_readers: int = 0
     """Readers that were admitted and have not left."""
 

@@ -48,7 +48,7 @@ class Exports:
 
     history: RunHistory
     environment: Mapping[str, str]
-    """What tells a process of its own where the store is."""
+    """Variables that locate the store, for a separate process."""
     _files: OrderedDict[tuple[str, str], Path] = field(default_factory=OrderedDict)
     """Version and layout -> file."""
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -165,7 +165,7 @@ def _after_all_else() -> None:
 
 
 def _zipped(folder: Path) -> Path:
-    """Return a ZIP file beside a folder with all that is in it, as it is: weights shrink little."""
+    """Return a ZIP file next to a folder with its content, uncompressed: weights shrink little."""
     target = _path_of_zip(folder)
     with ZipFile(target, "w", ZIP_STORED) as packed:
         for path in sorted(folder.iterdir()):

@@ -1,5 +1,5 @@
-"""What has happened in a run, in an order that every reader sees alike: commits, the run's log and
-the log of evaluations.
+"""Events of a run, in the same order for every reader: commits, the run's log and the log of
+evaluations.
 
 Each of these is numbered without gaps in the object store, where it outlasts its writer. A position
 is the number of facts of each that were read, so a reader that continues from it, whichever process
@@ -33,7 +33,7 @@ Fields = dict[str, Any]
 
 
 class Fact(NamedTuple):
-    """What a reader is given; without a name, that there will be nothing at this number."""
+    """An event for readers; without a name, a number that stays unused."""
 
     name: str = ""
     fields: Fields = {}  # noqa: RUF012 -- never changed
@@ -55,7 +55,7 @@ class Position:
 
     @classmethod
     def parse(cls, text: str) -> "Position | None":
-        """Return the position; None if the text is none.
+        """Return the position; None for an invalid text.
 
         >>> str(Position.parse("c3.l7.e1"))
         'c3.l7.e1'

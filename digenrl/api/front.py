@@ -36,12 +36,12 @@ def api_routes(
     what_if: WhatIf | None = None,
     exports: Exports | None = None,
 ) -> APIRouter:
-    """Return the routes of the API of a run, those of its scheduler last.
+    """Return the routes of the API of a run, the scheduler's last.
 
     Args:
         live: its scheduler; without an address, the run is over.
-        what_if: what plans for other devices.
-        exports: what makes files of adapters; without it there is no such route.
+        what_if: the planner for other devices.
+        exports: the exporter of adapters; without it there is no such route.
     """
     router = APIRouter()
 

@@ -47,7 +47,7 @@ def history_routes(history: RunHistory) -> APIRouter:
 
     @router.get("/v1/storage", operation_id="get_storage")
     async def storage() -> models.StorageView:
-        """What the run stores, by folder, and how long each is kept."""
+        """Stored objects of the run by folder, and their retention."""
         return await past.storage()
 
     return router
@@ -71,8 +71,8 @@ def _add_samples(router: APIRouter, past: Past) -> None:
     async def samples(
         batch: Number, order: Order = "number", limit: Limit = 50, after: Cursor = ""
     ) -> models.SamplePage:
-        """Samples of a committed batch; with order=worst those of the smallest rewards
-        first, and those that have none last."""
+        """Samples of a committed batch; with order=worst the smallest rewards come first, and
+        unscored samples last."""
         return _there(await past.samples(batch, int(after or 0), limit, order), batch)
 
     @router.get(

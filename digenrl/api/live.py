@@ -1,4 +1,4 @@
-"""Asks the scheduler of a run that goes on; a finished run has none."""
+"""Requests to the scheduler of a run in progress; a finished run has none."""
 
 import asyncio
 import json
@@ -110,7 +110,7 @@ class LiveRun:
 
 
 def _retrieve_error(task: "asyncio.Task[Response]") -> None:
-    """Retrieve the error of a request that nobody waited for, or asyncio logs it."""
+    """Retrieve the error of an abandoned request, or asyncio logs it."""
     if not task.cancelled():
         task.exception()
 

@@ -1,4 +1,4 @@
-"""What the API says of what has happened (groups, samples, audit log, storage), and of plans."""
+"""API models of the past (groups, samples, audit log, storage), and of plans."""
 
 from typing import Any, Literal
 
@@ -75,11 +75,11 @@ class SampleHistory(View):
     letters: list[int]
     """Numbers of the dead letters about it: which attempts have failed, and why."""
     media: str | None
-    """Where its picture is, or the middle frame of its video; if `media_gone` says why that was
-    deleted, a small preview of it. Null: there is neither."""
+    """Location of its picture, or of the middle frame of its video; if `media_gone` explains its
+    deletion, of a small preview. Null: there is neither."""
     media_gone: str | None
-    """The rule by which its media were deleted; null if they are there, or there were none. A
-    preview may be left."""
+    """The rule by which its media were deleted; null if they exist, or never did. A preview may be
+    left."""
     weights: dict[str, float] | None = None
     """Weight of each score in the reward, by scorer; null if the run's recipe is not known."""
     normalised: bool = False
@@ -122,7 +122,7 @@ class SamplePage(View):
     model_config = example(samples=[A_SAMPLE], next="8", unscored=[AN_UNSCORED_GROUP])
 
     samples: list[SampleHistory]
-    """Samples in the order that was asked for."""
+    """Samples in the requested order."""
     next: str | None
     """Cursor of the next page; null if this is the last one."""
     unscored: list[UnscoredGroup] = Field(default_factory=list)
@@ -168,7 +168,7 @@ class GroupHistory(View):
     prompt: str | None
     """Its prompt; null if this host has no prompts file."""
     attempt: int
-    """How often the group was sent to the trainer in vain."""
+    """How often the group was sent to the trainer without a result."""
     policy_version: int
     """Version that generated it."""
     num_samples: int
@@ -218,13 +218,13 @@ class PlanChoice(View):
     utilisation: float
     """Share of their time that the devices work."""
     recipe: dict[str, Any]
-    """Recipe keys that say so."""
+    """Recipe keys for this choice."""
     commands: dict[str, str]
-    """What is typed on each host, by its name; nothing where hosts are unknown."""
+    """The command line for each host, by its name; empty if hosts are unknown."""
 
 
 class PlanView(View):
-    """What other devices would make of a run's recipe."""
+    """Forecast of a run's recipe on other devices."""
 
     model_config = example(**A_PLAN)
 
@@ -241,7 +241,7 @@ class PlanView(View):
     left_out: list[str]
     """A sentence for each kind of device that takes no part."""
     choices: list[PlanChoice]
-    """What was simulated, fastest first."""
+    """Simulated choices, fastest first."""
 
 
 class AuditView(View):
@@ -258,7 +258,7 @@ class AuditView(View):
     role: str
     """Role of the caller."""
     on_behalf: str
-    """For whom the caller said that it asked; empty if for itself."""
+    """Name for whom the caller acted; empty if for itself."""
     operation: str
     """Method and path."""
     client: str
@@ -279,7 +279,7 @@ class AuditPage(View):
 
 
 class FolderView(View):
-    """What a run stores of one kind."""
+    """One kind of a run's stored objects."""
 
     model_config = example(**A_FOLDER)
 
@@ -294,7 +294,7 @@ class FolderView(View):
 
 
 class StorageView(View):
-    """What a run stores, and how long."""
+    """Stored objects of a run, and their retention."""
 
     model_config = example(
         bytes=184_000_000, disk_bytes=241_000_000, objects=12, measured=1795447812.4,
@@ -304,8 +304,8 @@ class StorageView(View):
     bytes: int
     """Size of all objects."""
     disk_bytes: int | None
-    """What the store takes on its disk, with what is deleted and not yet swept; null if the store's
-    folder is not on this host."""
+    """Space of the store on its disk, including deleted objects that are not yet swept; null if the
+    store's folder is not on this host."""
     objects: int
     """Number of all objects."""
     measured: float

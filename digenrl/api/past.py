@@ -1,8 +1,8 @@
 """Reads what became of each group and sample of committed batches, from the run's store.
 
-Commit records name rewards, versions and devices for ever. Media are kept as long as trajectories
-are: of the newest batches, and of those that a resume would train again. Of some others previews
-are left.
+Commit records name rewards, versions and devices permanently. Media are kept as long as
+trajectories are: of the newest batches, and of those that a resume would train again. Some others
+have previews.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ NO_PREVIEW = "small pictures of some steps stay as long as run.preview_mb has ro
 
 
 class Gone(DigenRLError):
-    """What is asked for was there, and retention has deleted it."""
+    """The requested object existed, and retention has deleted it."""
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class Past:
         )  # fmt: skip
 
     async def sample(self, batch: int, group: int, sample: int) -> SampleHistory | None:
-        """Return a sample; None if there is none."""
+        """Return a sample; None if it does not exist."""
         found = await self.group_samples(batch, group)
         return found[sample] if 0 <= sample < len(found) else None
 
@@ -123,8 +123,8 @@ class Past:
         ]
 
     async def picture(self, batch: int, group: int, sample: int) -> bytes | None:
-        """Return a sample, or the middle frame of a video, as PNG; None if there is none. Of what
-        was deleted, return its preview, PNG or JPEG.
+        """Return a sample, or the middle frame of a video, as PNG; None without either. For deleted
+        samples, return the preview, PNG or JPEG.
 
         Raises:
             Gone: if it was deleted, and has no preview.
@@ -200,7 +200,7 @@ class Past:
         return self._previews[batch]
 
     async def _preview(self, batch: int, group: TrainedGroup, sample: int) -> bytes | None:
-        """Return the preview of a sample; None if there is none."""
+        """Return the preview of a sample; None without one."""
         key, place = _preview_of(self.history.run, batch, group, sample)
         data = await self.history.store.read(key)
         if data is None:
@@ -320,7 +320,7 @@ def _about(letters: Sequence[DeadLetter], group: int, first: int | None = None) 
 
 
 def _fragment_of(group: TrainGroup, sample: int) -> "tuple[Any, int]":
-    """Return the fragment with a sample, and the sample's place in it; None if there is none."""
+    """Return the fragment with a sample, and the sample's place in it; None without a fragment."""
     for each in group.fragments:
         if sample in each.fragment.samples:
             return each, sample - each.fragment.first_sample

@@ -1,7 +1,7 @@
 """Reads what a run has done from its object store, whether it still runs or not.
 
-Everything is read once: commit records and evaluations never change. Nothing is read while nobody
-looks at the page.
+Everything is read once: commit records and evaluations never change. The store is read only while a
+page is open.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class RunHistory:
     evaluations: list[EvaluationRecord] = field(default_factory=list)
     """Evaluations at one set of settings, oldest version first."""
     usage: dict[int, BatchUsage] = field(default_factory=dict)
-    """What the devices did in the newest batches."""
+    """Use of the devices in the newest batches."""
     _chain: Chain | None = None
     _evaluated: dict[str, EvaluationRecord] = field(default_factory=dict)
     _media: dict[str, ObjectRef] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class RunHistory:
 
     @property
     def recent_usage(self) -> list[BatchUsage]:
-        """What the devices did in the newest batches, the oldest first."""
+        """Use of the devices in the newest batches, the oldest first."""
         return [self.usage[batch] for batch in sorted(self.usage)]
 
     def best(self) -> Best | None:
@@ -121,7 +121,7 @@ class RunHistory:
         self.evaluations = [self._evaluated[key] for key in chosen]
 
     async def _read_evaluation(self, key: str) -> EvaluationRecord:
-        """Return a record, whose pictures can be asked for from now on."""
+        """Return a record, whose pictures can be requested from now on."""
         try:
             record = EvaluationRecord.model_validate_json(await self.store.read(key) or b"")
         except ValidationError as error:

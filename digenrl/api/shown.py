@@ -1,4 +1,4 @@
-"""Routes of what the run's page shows beside batches: recipe, curves, evaluations and their media.
+"""Further routes of the run's page: recipe, curves, evaluations and their media.
 
 All of it is read from the store, as the page reads it, so it is there during a run and afterwards.
 """
@@ -45,7 +45,7 @@ class RecipeView(View):
 
 
 class CurvesView(View):
-    """Metrics of steps in columns: the n-th value of each is that of the n-th version."""
+    """Metrics of steps in columns: the n-th value of each belongs to the n-th version."""
 
     model_config = example(
         versions=[1, 2], metrics={"reward_mean": [0.31, 0.38], "kl": [None, 0.002]}, next=None
@@ -56,7 +56,7 @@ class CurvesView(View):
     metrics: dict[str, list[float | None]]
     """Values by metric (docs/metrics.md); null where a step has none."""
     next: int | None
-    """`after` of the next page; null if there is none yet."""
+    """`after` of the next page; null before there is one."""
 
 
 class ImageView(View):
@@ -65,9 +65,9 @@ class ImageView(View):
     model_config = example(**AN_IMAGE)
 
     prompt: str
-    """What was asked for."""
+    """The prompt."""
     right: bool | None
-    """Whether the held-out classifier recognises it; null if there is none."""
+    """Whether the held-out classifier recognises it; null without a classifier."""
     media: str
     """Where the image or video is."""
     still: str

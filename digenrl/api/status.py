@@ -1,4 +1,4 @@
-"""What a run does, did and needs: its reading, from the scheduler and the store."""
+"""Route of a run's reading, from the scheduler and the store."""
 
 import time
 from typing import Any
@@ -20,7 +20,7 @@ LETTERS = f"/v1/dead-letters?state=all&limit={MAX_LETTERS}"
 
 
 async def read_run(history: RunHistory, live: LiveRun) -> RunReading:
-    """Return the reading of a run that goes on, or is over.
+    """Return the reading of a run in progress, or of an ended one.
 
     Raises:
         Unavailable: if the store does not answer.
@@ -56,8 +56,8 @@ def status_routes(history: RunHistory, live: LiveRun) -> APIRouter:
 
     @router.get("/v1/status", operation_id="get_status", responses=errors(404))
     async def status() -> RunReading:
-        """What the run does, what its devices wait for, what would help, and what to look at: what
-        `digenrl status --json` prints."""
+        """State, bottleneck, remedy and alarms of the run: the output of `digenrl status
+        --json`."""
         found = await read_run(history, live)
         if history.recipe is None:
             raise HTTPException(404, f"the store holds no run {history.run!r}")

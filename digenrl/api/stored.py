@@ -1,4 +1,4 @@
-"""Answers for a run that is over what its scheduler answered while it went on, from the store.
+"""Serves the scheduler's routes for a run that has ended, from the store.
 
 The routes and their types are the scheduler's; no worker is there, and nothing can be changed.
 """
@@ -48,8 +48,8 @@ async def run_view(history: RunHistory) -> RunView:
 async def _end(history: RunHistory, *, is_whole: bool) -> tuple[Phase, str | None]:
     """Return the phase in which a run has ended, and why it has failed, if it has.
 
-    A goal may end a run before its last step: the log says so. A run of which the log says that it
-    is running was killed.
+    A goal may end a run before its last step: the log records it. A run that is still running in
+    the log was killed.
     """
     if is_whole:
         return "finished", None
@@ -80,7 +80,8 @@ async def stored_versions(history: RunHistory, limit: int, before: int | None) -
 async def newest_versions(
     history: RunHistory, live: LiveRun, limit: int, before: int | None = None
 ) -> list[VersionView]:
-    """Return the newest versions below ``before``, with who has loaded them if the run goes on."""
+    """Return the newest versions below ``before``, with their loading workers if the run is in
+    progress."""
     older = "" if before is None else f"&before={before}"
     found = await live.get_as(list[VersionView], f"/v1/versions?limit={limit}{older}")
     if found is None:

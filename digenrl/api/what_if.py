@@ -1,7 +1,7 @@
-"""Plans for other devices than a run has: what `digenrl plan` would say of its recipe.
+"""Plans for other devices than a run has, as `digenrl plan` makes them from its recipe.
 
 Each plan is made by a process of its own, with limits of time and size, so neither readers of the
-page nor the scheduler wait for it. A few answers are kept: what is asked again costs nothing.
+page nor the scheduler wait for it. Recent answers are cached.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ HostGpus = Annotated[int, Query(ge=1, le=64, description="GPUs per host where on
 
 
 class Refused(Exception):
-    """A plan cannot be made; says why, and the HTTP status for it."""
+    """A plan cannot be made; has the reason, and the HTTP status for it."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -57,7 +57,7 @@ class Refused(Exception):
 
 
 class Answer(BaseModel):
-    """What the process says that makes a plan (`digenrl.planning.child`)."""
+    """Output of the process that makes a plan (`digenrl.planning.child`)."""
 
     plan: PlanView | None = None
     refused: str = ""
@@ -82,7 +82,7 @@ class WhatIf:
         if self.history.recipe is None:
             raise Refused(404, f"the store holds no run {self.history.run!r}")
         if not asked.get("hosts") and not asked.get("devices"):
-            raise Refused(422, "hosts: say which GPUs there are, e.g. h100x8*4")
+            raise Refused(422, "hosts: name the GPUs, e.g. h100x8*4")
         _check_size(asked.get("hosts"), asked.get("devices"))
         question = PlanRequest(recipe=self.history.recipe.model_dump_json(), **asked)
         if question not in self._kept:
@@ -128,7 +128,7 @@ async def _made(question: PlanRequest) -> PlanView:
     try:
         answer = Answer.model_validate_json(said)
     except ValidationError:
-        raise Refused(503, "the plan was given up; `digenrl plan` says more") from None
+        raise Refused(503, "the plan was given up; `digenrl plan` shows why") from None
     if answer.plan is None:
         raise Refused(422, answer.refused)
     return answer.plan
@@ -162,7 +162,7 @@ def plan_routes(what_if: WhatIf) -> APIRouter:
         staleness: Staleness = None,
         host_gpus: HostGpus = 8,
     ) -> PlanView:
-        """What other devices would make of the run's recipe: the splits that `digenrl plan` finds.
+        """Plan the run's recipe on other devices: the splits that `digenrl plan` finds.
 
         Takes seconds, and changes nothing.
         """

@@ -18,7 +18,7 @@ def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="safetensors file, or its folder")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="safetensors file to create")],
     rank: Annotated[
-        int | None, typer.Option(min=1, help="of every layer; by default as is")
+        int | None, typer.Option(min=1, help="rank of every layer; by default as is")
     ] = None,
     drop: Annotated[Literal["text-encoder"] | None, typer.Option(help="part to leave out")] = None,
 ) -> None:

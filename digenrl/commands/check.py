@@ -59,7 +59,7 @@ def check(
     launch_us: LaunchUs = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether a recipe can run, without starting anything."""
+    """Check whether a recipe can run, without starting anything."""
     from digenrl.local.checking.check import check as check_recipe
     from digenrl.local.checking.check import failed_as_json
 

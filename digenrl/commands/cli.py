@@ -59,7 +59,7 @@ TASKS = {
 }  # fmt: skip
 """Commands by what they are for, as the help lists them."""
 MAX_SUMMARY = 200
-"""Letters of a command's first sentence: it goes on in the next line, and is not cut."""
+"""Letters of a command's first sentence: it is wrapped, not cut."""
 EPILOG = (
     "Exit codes: 0 done; 1 failed, or something is wrong; 2 the request is wrong, the message says "
     "how to mend it; 3 a part of a report has failed; 130 interrupted. Most commands print JSON "
@@ -128,7 +128,7 @@ def main() -> None:
 
 
 def run_command(command: typer.Typer) -> None:
-    """Run a command; report an error of ours in one line, exit code 2 if the user can mend it."""
+    """Run a command; report an error of ours in one line, exit code 2 if the user can fix it."""
     go_direct()
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order of nvidia-smi
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:

@@ -37,7 +37,7 @@ class ListsByDefault(TyperGroup):
 
 dlq = typer.Typer(
     cls=ListsByDefault,
-    help="Dead letters of a run: messages that nobody could use, and attempts that failed. "
+    help="Dead letters of a run: unusable messages, and failed attempts. "
     "`digenrl dlq RUN` lists them.",
     no_args_is_help=True,
 )
@@ -131,7 +131,7 @@ def retry(
     as_json: AsJson = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Have the work of letters done again; a run that has failed by it goes on.
+    """Repeat the work of letters; a run that has failed because of it continues.
 
     Example: `digenrl dlq retry demo --all --resume`, of a run that was paused. If the work fails
     again, the run is paused again.
@@ -159,7 +159,7 @@ def drop(
     as_json: AsJson = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Say that nobody needs letters any more; nothing of the run changes."""
+    """Mark letters as not needed; nothing else of the run changes."""
     _check(numbers, every)
     with _reading(find_run(run, runs), scheduler, token_file) as (client, _):
         letters = [] if numbers else newest_first(client)

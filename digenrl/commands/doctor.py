@@ -1,4 +1,5 @@
-"""`digenrl doctor`: what would keep a run from working on this machine, and how to mend it."""
+"""`digenrl doctor`: problems of this machine that would keep a run from working, and how to fix
+them."""
 
 import asyncio
 import json

@@ -43,10 +43,10 @@ def evaluate(
     plain_http: PlainHttp = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Evaluate a run's policy versions, every so many optimizer steps.
+    """Evaluate a run's policy versions, at a fixed interval of optimizer steps.
 
-    Beside a deployed run it goes on with it. A run of `digenrl up` evaluates by itself while it
-    goes on, if evaluation.every is in its recipe; this command then evaluates what it has left.
+    It follows a deployed run while that is in progress. A run of `digenrl up` evaluates by itself,
+    if evaluation.every is in its recipe; this command then evaluates the remaining versions.
     """
     from digenrl.local.store import run_store
     from shared.telemetry import configure_logs

@@ -74,5 +74,5 @@ def parse_version(text: str) -> "WantedVersion":
     if text in words:
         return words[text]
     if not text.isdecimal():
-        raise UserError(f"--version: {text!r} is none of best, newest and a number")
+        raise UserError(f"--version: {text!r} is not a version; use best, newest or a number")
     return int(text)

@@ -25,16 +25,16 @@ def fetch(
 
     if Path(what).suffix in RECIPES:
         if revision is not None:
-            raise UserError("--revision: is of org/name; of a recipe, give --model.revision")
+            raise UserError("--revision: applies to org/name; for a recipe, give --model.revision")
         _fetch_named(located(Path(what)), given_keys(context))
     elif keys := given_keys(context):
-        raise UserError(f"--{next(iter(keys))}: is a key of a recipe, and {what} is none")
+        raise UserError(f"--{next(iter(keys))}: is a key of a recipe, and {what} is not a recipe")
     else:
         _fetch_model(what, revision)
 
 
 def _fetch_named(path: Path, options: dict[str, object]) -> None:
-    """Fetch what a recipe asks for, at the revisions that it says, whatever of it is here."""
+    """Fetch the models and files of a recipe, at its revisions, including present ones."""
     from digenrl.hub.dataset import fetch_prompts
     from digenrl.hub.rewards import fetch_rewards
     from shared.recipe.files import merged, read_layers

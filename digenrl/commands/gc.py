@@ -1,4 +1,4 @@
-"""`digenrl gc`: deletes what a run's folder holds and nobody needs."""
+"""`digenrl gc`: deletes unneeded objects from a run's folder."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ def gc(
     name: RunToChange = "",
     run: RunOption = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="say what would be deleted, and delete nothing")
+        bool, typer.Option("--dry-run", help="list deletable objects, and delete nothing")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="delete without asking")] = False,
     hours: Annotated[
@@ -66,7 +66,7 @@ def _show(found: "Sequence[DeletableObjects]") -> None:
 
 
 def _say(found: "Sequence[DeletableObjects]", deleted: int | None, *, as_json: bool) -> None:
-    """Say what was deleted; None: nothing was to be."""
+    """Report the deleted objects; None: nothing was to be deleted."""
     if as_json:
         kinds = [
             {"kind": each.kind, "objects": len(each.found), "bytes": each.num_bytes}
@@ -80,9 +80,9 @@ def _say(found: "Sequence[DeletableObjects]", deleted: int | None, *, as_json: b
 
 
 def _agreed() -> bool:
-    """Ask; raises UserError if nobody is there to answer."""
+    """Ask for confirmation; raises UserError without a terminal."""
     if not sys.stdin.isatty():
-        raise UserError("--yes: needed where nobody can be asked; --dry-run only lists")
+        raise UserError("--yes: needed without a terminal; --dry-run only lists")
     return typer.confirm("delete them?")
 
 

@@ -26,10 +26,10 @@ def generate(
     what: Annotated[str, typer.Argument(metavar="RUN", help=f"{RUN_HELP}; or a recipe file")],
     prompt: Annotated[list[str], typer.Option(help="prompt to sample; may be given several times")],
     out: Annotated[
-        Path | None, typer.Option(help=f"output folder; by default {OUT}, in the run's folder")
+        Path | None, typer.Option(help=f"output folder; default {OUT}, in the run's folder")
     ] = None,
     version: Annotated[
-        str, typer.Option(help="of the run: a number, newest, best, or base for the base model")
+        str, typer.Option(help="version of the run: a number, newest, best, or base (the model before training)")
     ] = "",
     adapter: Annotated[
         Path | None,

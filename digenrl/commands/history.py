@@ -107,7 +107,7 @@ def samples(
     Examples: `digenrl samples demo --step 20`, `digenrl samples demo 19 --order best --limit 5`.
     """
     if order not in ORDERS:
-        raise UserError(f"--order: {order} is none of {', '.join(ORDERS)}")
+        raise UserError(f"--order: {order} is unknown; use one of {', '.join(ORDERS)}")
     from digenrl.local.connection import connect
 
     named = find_run(run, runs, reads=True)
@@ -142,7 +142,7 @@ def _sample_table(page: "SamplePage", order: str) -> None:
 
 
 def _step_of(page: "SamplePage", batch: int | None, step: int | None) -> int | None:
-    """Return the step whose samples a page has, so that the next page is of the same one."""
+    """Return the step of a page's samples, so that the next page shows the same step."""
     if page.samples:
         return page.samples[0].batch + 1
     return step if batch is None else batch + 1
@@ -177,7 +177,7 @@ def _sample_row(each: "SampleHistory") -> tuple[str, ...]:
 
 
 def _chosen(run: str, batch: int | None, step: int | None, newest: int) -> int:
-    """Return the number of the batch that is asked for: by itself, by its step, or the newest.
+    """Return the number of the requested batch: given directly, by its step, or the newest.
 
     Raises:
         UserError: if both are given, or it is not committed.

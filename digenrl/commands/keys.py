@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 keys = typer.Typer(help="Keys of a deployment: one secret per role.", no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Argument(help="folder of the keys", envvar="DIGENRL_KEYS")]
-Person = Annotated[Literal["viewer", "operator", "admin"], typer.Option(help="what one may do")]
+Person = Annotated[Literal["viewer", "operator", "admin"], typer.Option(help="rights of the role")]
 KEYS = Path("keys")
 
 
@@ -99,7 +99,7 @@ def _trusted(folder: Path) -> "ssl.SSLContext":
 
 
 def _tokens(folder: Path) -> "Tokens":
-    """Return the tokens that are kept in ``folder``; raises UserError if there are none."""
+    """Return the tokens in ``folder``; raises UserError without any."""
     from digenrl.local.secrets.tokens import Tokens
 
     if not (folder / "api_tokens.json").exists():

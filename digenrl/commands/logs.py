@@ -25,7 +25,7 @@ def logs(
         list[str] | None, typer.Option(help="only this process, such as rollout-1; repeatable")
     ] = None,
     level: Annotated[str, typer.Option(help=f"least level: {', '.join(LEVELS)}")] = "debug",
-    follow: Annotated[bool, typer.Option("--follow", help="go on with what is logged")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="continue with new lines")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="lines as they were written")] = False,
     runs: Runs = RUNS,
 ) -> None:
@@ -33,7 +33,7 @@ def logs(
     folder = find_run(name or run, runs, reads=True).folder / "logs"
     files = chosen(folder, service or [])
     if level not in LEVELS:
-        raise UserError(f"--level: {level} is none of {', '.join(LEVELS)}")
+        raise UserError(f"--level: {level} is unknown; use one of {', '.join(LEVELS)}")
     positions: dict[Path, int] = {}
     while True:
         lines = heapq.merge(*(read(path, positions) for path in files))
@@ -56,14 +56,14 @@ def chosen(folder: Path, services: Iterable[str]) -> list[Path]:
         raise UserError(f"--run: {folder} holds no logs; `digenrl up` keeps them below runs/")
     unknown = [each for each in services if each not in there]
     if unknown:
-        raise UserError(f"--service: {unknown[0]} is none of {', '.join(there)}")
+        raise UserError(f"--service: {unknown[0]} is unknown; use one of {', '.join(there)}")
     return [there[each] for each in services] or list(there.values())
 
 
 def read(path: Path, positions: dict[Path, int]) -> Iterator[tuple[str, str, str]]:
     """Yield time, process and text of the whole lines after a file's position, which moves on.
 
-    A line that tells no time, as a traceback's, keeps that of the line before it."""
+    A line without a time, such as a line of a traceback, has the time of the line before it."""
     at = ""
     with path.open("rb") as file:
         file.seek(positions.get(path, 0))

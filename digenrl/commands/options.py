@@ -52,7 +52,7 @@ LaunchUs = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]
-ProfileVariant = Annotated[Variant, typer.Option(help="what is trained")]
+ProfileVariant = Annotated[Variant, typer.Option(help="trained weights")]
 TensorBoardFolder = Annotated[
     Path | None, typer.Option(help="TensorBoard folder, for a curve of each metric")
 ]
@@ -125,7 +125,7 @@ Runs = Annotated[
         help="folder with the runs of `digenrl up`",
     ),
 ]
-OpenApi = Annotated[bool, typer.Option("--open-api", help="ask nobody for a token: on a laptop")]
+OpenApi = Annotated[bool, typer.Option("--open-api", help="require no token: on a laptop")]
 PlainHttp = Annotated[
     bool, typer.Option("--plain-http", help="listen beyond this machine without TLS")
 ]
@@ -154,7 +154,7 @@ def http_settings(**given: Any) -> "HttpSettings":
 
 
 def _settings(kind: "type[S]", given: "dict[str, Any]") -> "S":
-    """Options that say nothing leave the word to the environment."""
+    """Options that are not given leave the environment's values."""
     from pydantic import ValidationError
 
     try:

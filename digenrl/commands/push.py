@@ -16,7 +16,7 @@ def push(
     ],
     repository: Annotated[str, typer.Argument(help="repository on the hub: org/name")],
     private: Annotated[
-        bool, typer.Option("--private", help="if the repository is new, nobody else sees it")
+        bool, typer.Option("--private", help="make a new repository private")
     ] = False,
     message: Annotated[str, typer.Option(help="message of the commit")] = "Adapter by DigenRL",
     runs: Runs = RUNS,

@@ -22,7 +22,7 @@ BOOLEAN_WORDS = ("true", "false", "yes", "no", "on", "off", "1", "0")
 
 
 class RecipeCommand(TyperCommand):
-    """A command whose options are those of its function, and all keys of a recipe."""
+    """A command whose options are its function's, and all keys of a recipe."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "epilog": HELP})
@@ -98,7 +98,7 @@ def _read(texts: Sequence[tuple[str, str | None]]) -> Mapping[str, Any]:
 
 
 def _name_nearest(error: Exception) -> None:
-    """Say which key was meant by an option that the command does not have."""
+    """Suggest a key for an unknown option."""
     name = getattr(error, "option_name", None)
     if type(error).__name__ != "NoSuchOption" or name is None:
         return

@@ -1,4 +1,4 @@
-"""`digenrl repair`: finds what is damaged in a stopped run's store, and mends it."""
+"""`digenrl repair`: finds damaged objects in a stopped run's store, and repairs the run."""
 
 import asyncio
 import json
@@ -20,13 +20,13 @@ def repair(
     name: RunToChange = "",
     run: RunOption = "",
     apply: Annotated[
-        bool, typer.Option("--apply", help="mend it; without this, only say what would be done")
+        bool, typer.Option("--apply", help="repair the run; without this, only list the repairs")
     ] = False,
     as_json: AsJson = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Read everything that is stored of a stopped run, and say what is damaged; with --apply, move
-    it to the run's quarantine, and put back what is known. Exits with 1 if something is left."""
+    """Read all stored objects of a stopped run, and report damaged ones; with --apply, move them to
+    the run's quarantine, and restore known content. Exits with 1 if something is left."""
     from digenrl.evaluation.records import EvaluationRecord
     from digenrl.local.store import run_store
     from services.scheduler.sim.staleness import StalenessDecision

@@ -19,7 +19,8 @@ def reproduce(
     ] = None,
     runs: Runs = RUNS,
 ) -> None:
-    """Start a run once more from its record, and say at which step and why it first differs."""
+    """Start a run once more from its record, and report the step and the cause of the first
+    difference."""
     from digenrl.local.reproduce import read_record, verdict
 
     first = read_record(find_run(run, runs))

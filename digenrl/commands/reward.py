@@ -1,5 +1,5 @@
-"""`digenrl rewards` and `digenrl reward try`: which scorers a recipe may name, and what a
-function of the user's own says of images, before a run."""
+"""`digenrl rewards` and `digenrl reward try`: available scorers, and a trial of the user's own
+reward function on images, before a run."""
 
 from pathlib import Path
 from typing import Annotated

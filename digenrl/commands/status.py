@@ -32,7 +32,7 @@ def status(
     as_json: AsJson = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Say what a run does, what its devices wait for, and what would help."""
+    """Show the state of a run, what its devices wait for, and what would help."""
     from digenrl.local.connection import connect, read_run
 
     found = find_run(name or run, runs, reads=True)
@@ -50,10 +50,10 @@ def watch(
     as_json: AsJson = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Show a run as it goes on, on a terminal as a table; end with it, with 1 if it failed.
+    """Show the progress of a run, on a terminal as a table; exit when it ends, with 1 if it failed.
 
-    With --json a line is written whenever something has changed: what the API says of the run. Of a
-    run that is over, say once how it ended.
+    With --json a line is written after each change: the API's view of the run. For an ended run,
+    show once how it ended.
     """
     from digenrl.local.connection import connect
 
@@ -98,7 +98,7 @@ def _watch(client: "Client", display: "Display", run: Run) -> int | None:
 
 
 def _say_end(of: "Connection", *, as_json: bool) -> int:
-    """Say how a run has ended; returns the exit code."""
+    """Show how a run has ended; returns the exit code."""
     from digenrl.local.connection import read_run
 
     reading = read_run(of)

@@ -59,8 +59,8 @@ def workers(
     """List the workers of a run in progress; drain some, or a whole host, or give them work again.
 
     Examples: `digenrl workers demo`, `digenrl workers demo rollout-3 --drain`, `digenrl workers
-    demo --host node7 --drain`. Ends with 1 if one of them cannot be drained; Ctrl-C ends the
-    waiting, and not the request.
+    demo --host node7 --drain`. Ends with 1 if a worker cannot be drained; Ctrl-C ends the waiting,
+    and not the request.
     """
     from digenrl.local.address import connect_client
 
@@ -131,14 +131,14 @@ def _chosen(found: "list[WorkerView]", names: list[str], host: str) -> "list[Wor
     if unknown and unknown[0] in {each.host for each in found}:
         raise UserError(f"NAMES: {unknown[0]} is a host: write --host {unknown[0]}")
     if unknown:
-        raise UserError(f"NAMES: {unknown[0]} is none of {', '.join(sorted(known))}")
+        raise UserError(f"NAMES: {unknown[0]} is unknown; use some of {', '.join(sorted(known))}")
     chosen = [
         each for each in found
         if (not names or each.worker in names) and (not host or each.host == host)
     ]  # fmt: skip
     if host and not chosen:
         hosts = sorted({each.host for each in found})
-        raise UserError(f"--host: {host} is none of {', '.join(hosts)}")
+        raise UserError(f"--host: {host} is unknown; use one of {', '.join(hosts)}")
     return chosen
 
 
@@ -171,7 +171,7 @@ def tag(
     as_json: AsJson = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Say what trainer-assisted generation decided and what it gained; or choose how much it helps.
+    """Show the decisions and gains of trainer-assisted generation; or set how much it helps.
 
     Examples: `digenrl tag demo`, `digenrl tag demo off`, `digenrl tag demo 3`.
     """
@@ -185,7 +185,7 @@ def tag(
         elif mode.isdecimal():
             client.set_tag("fixed", int(mode))
         elif mode:
-            raise UserError(f"MODE: {mode!r} is none of auto, off and a number of groups")
+            raise UserError(f"MODE: {mode!r} is unknown; use auto, off or a number of groups")
         shown = client.get_tag()
     typer.echo(shown.model_dump_json(indent=1) if as_json else "\n".join(_tag_lines(shown, mode)))
 
@@ -220,10 +220,10 @@ def add_actions(app: typer.Typer) -> None:
         as_json: AsJson = False,
         runs: Runs = RUNS,
     ) -> None:
-        """Issue no further fragments of a run; what is begun is finished. What failed waits until
-        the run is resumed, so that it can be fixed and retried.
+        """Issue no further fragments of a run; what is begun is finished. Failed work waits until
+        the run is resumed, so that the cause can be fixed and the work retried.
 
-        With --at-failure it waits until the run is paused, and says why: `digenrl pause demo
+        With --at-failure it waits until the run is paused, and shows why: `digenrl pause demo
         --at-failure`, then fix it, then `digenrl dlq retry demo --all --resume`. Ctrl-C ends the
         waiting, and not the request.
         """
@@ -263,7 +263,7 @@ def _ask(
 
 
 def _wait_for_failure(run: Run, scheduler: str, token_file: Path | None) -> None:
-    """Wait until the run is paused since something has failed, and say what and what helps."""
+    """Wait until the run is paused after a failure, and show the failure and the remedy."""
     from digenrl.commands.dlq import newest_first
     from digenrl.local.address import connect_client
     from digenrl.reading.letters import advice, reasons
@@ -279,7 +279,7 @@ def _wait_for_failure(run: Run, scheduler: str, token_file: Path | None) -> None
 
 
 def until_paused(client: HasRun, say: Say) -> "RunView":
-    """Return once the run does not go on any more, or its pause at a failure was called off."""
+    """Return once the run is not running any more, or its pause at a failure was cancelled."""
     before = -1
     while True:
         run = client.get_run()

@@ -59,8 +59,8 @@ def up(
 ) -> None:
     """Run a recipe on this machine: brokers, services and report, without Docker.
 
-    With --json stdout gets a line whenever something has changed, which is what the API says of the
-    run, as `digenrl watch --json` writes it; everything else goes to stderr.
+    With --json stdout gets a line after each change, with the API's view of the run, as `digenrl
+    watch --json` writes it; everything else goes to stderr.
     """
     from digenrl.follow.steps import MetricTargets
     from digenrl.local.checking.preflight import UpRequest, prepare
@@ -93,7 +93,7 @@ def up(
 
 
 def _rollout_workers(given: Mapping[str, Any], mode: str | None) -> int | None:
-    """Return 0 in modes where members generate anyway, unless workers are asked for."""
+    """Return 0 in modes in which members generate anyway, unless workers are requested."""
     is_needless = mode in ("colocated", "fluid") and "rollout.workers" not in given
     return 0 if is_needless else None
 

@@ -10,7 +10,7 @@ from shared.run.layout import named_objects
 from shared.store import ObjectStore
 
 BEST_RULE = "versions that are not evaluated do not count, and of equal ones the older is the best"
-"""How the best version is chosen, to be said beside it."""
+"""How the best version is chosen, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,9 @@ class Best:
 
     version: int
     figures: Mapping[int, float]
-    """What each evaluated version is compared by."""
+    """The figure by which each evaluated version is compared."""
     measure: str
-    """What these figures are, in words."""
+    """Name of the figures."""
     rule: str = BEST_RULE
 
     @property
@@ -43,7 +43,7 @@ async def best_version(store: ObjectStore, recipe: Recipe) -> Best | None:
 
 
 def find_best(records: Iterable[EvaluationRecord], recipe: Recipe) -> Best | None:
-    """Return the best of versions that were evaluated alike; None if there is none."""
+    """Return the best of the comparable evaluated versions; None without any."""
     known = list(records)
     if not known:
         return None

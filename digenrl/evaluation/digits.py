@@ -39,8 +39,8 @@ def load_real(folder: Path) -> DataSplit:
 def nearest_real(samples: DataSplit, real: DataSplit) -> npt.NDArray[np.float64]:
     """Returns nn (10,): the mean distance of each digit's samples to the nearest real image.
 
-    Nearest of any digit, so that it says how real the glyphs are and not whether they are right.
-    It rises when glyphs break.
+    Distance to the nearest real digit of any class: how real the glyphs are, not whether they are
+    right. It rises when glyphs break.
     """
     return np.array(
         [

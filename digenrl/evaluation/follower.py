@@ -1,7 +1,7 @@
 """Follows the commits of a run and evaluates the versions that are due.
 
-It gets no announcements and keeps no state: at each look, the recipe says which versions are due,
-and the records say which are done. So it may be killed at any time, start late, or run twice.
+It gets no announcements and keeps no state: at each check, the recipe lists the due versions, and
+the records the finished ones. So it may be killed at any time, start late, or run twice.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ class Follower:
         every: int | None = None,
         memory: Residence | None = None,
     ) -> None:
-        """``every``: optimizer steps between evaluations, and ``memory``: where the network's
-        blocks are; both go before what the recipe says."""
+        """``every``: optimizer steps between evaluations, and ``memory``: location of the network's
+        blocks; both override the recipe."""
         self._store = store
         self._run = run
         self._progress = progress
@@ -49,7 +49,7 @@ class Follower:
 
     async def follow(self, *, stay: bool = True) -> None:
         """Evaluate versions as soon as they are due and committed: until all of the run's versions
-        are evaluated, or with ``stay`` for ever."""
+        are evaluated, or with ``stay`` without end."""
         while True:
             try:
                 found = await self._evaluate_next()

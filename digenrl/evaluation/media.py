@@ -15,7 +15,7 @@ Pixels = npt.NDArray[np.uint8]
 
 
 def save(folder: Path, name: str, sample: Pixels) -> list[Path]:
-    """Write an image (C, H, W) as PNG, or a video (F, C, H, W) as mp4 with its frames beside it."""
+    """Write an image (C, H, W) as PNG, or a video (F, C, H, W) as mp4 together with its frames."""
     folder.mkdir(parents=True, exist_ok=True)
     if sample.ndim == 3:
         return [_write(folder / f"{name}.png", as_png(sample))]

@@ -212,11 +212,11 @@ class Evaluations:
         )
 
     async def announce(self, log: Log) -> None:
-        """Append the records that the evaluators' log lacks: new ones, and those of an evaluator
-        that was killed.
+        """Append the records that the evaluators' log lacks: new ones, and the records of a killed
+        evaluator.
 
         Raises:
-            ContractError: if one of them is invalid.
+            ContractError: if a record is invalid.
         """
         await log.look()
         for version in await self.versions():

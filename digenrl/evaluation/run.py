@@ -36,7 +36,7 @@ class JudgedSamples:
     samples: "Samples"
     quality: Quality
     right: npt.NDArray[np.bool_] | None
-    """(n,) whether the held-out classifier recognizes the digit; None if there is none."""
+    """(n,) whether the held-out classifier recognizes the digit; None without a classifier."""
 
 
 class RunEvaluator:
@@ -171,11 +171,11 @@ class RunEvaluator:
 async def weights_to_use(
     store: ObjectStore, recipe: Recipe, record: CommitRecord
 ) -> "dict[str, Tensor]":
-    """Return the weights of a version to evaluate and export: the trained ones, or their moving
-    average; never those of an old policy that only generates.
+    """Return the weights of a version for evaluation and export: the trained ones, or their moving
+    average; never an old policy's that only generates.
 
     Raises:
-        IntegrityError: if they are not in the store, or differ from what the record says.
+        IntegrityError: if they are not in the store, or do not match the record.
     """
     from services.trainer.engine.checkpoint import AVERAGE
     from shared.diffusion.weights.shards import whole_tensors

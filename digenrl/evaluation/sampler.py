@@ -49,16 +49,17 @@ class Sampler:
         rows: Iterable[Row] = (),
         memory: Residence | None = None,
     ) -> None:
-        """Encode prompts, let go of the text encoders, and load the recipe's network and decoder.
-        A device to which the network is streamed is taken to have no room for text encoders: they
-        run on the CPU.
+        """Encode prompts, let go of the text encoders, and load the recipe's network and decoder. A
+        device to which the network is streamed is taken to have no room for text encoders: they run
+        on the CPU.
 
         Args:
             stopping: when it is set, `sample` raises `SamplingStopped`, also in another thread.
             progress: is called by `sample`.
-            rows: prompts that are encoded now; others are when they are sampled, beside the
-                network.
-            memory: where the network's blocks are; by default where rollout has them, which changes
+            rows: prompts that are encoded now; others are encoded when they are sampled, with
+                the network in memory.
+            memory: where the network's blocks are; by default where rollout has them, which
+                changes
                 no sample.
         """
         torch.set_num_threads(recipe.rollout.threads)

@@ -1,4 +1,4 @@
-"""Writes steps and evaluations as lines of JSON to stdout, each as `/v1/events` tells it."""
+"""Writes steps and evaluations as lines of JSON to stdout, in the form of `/v1/events`."""
 
 import json
 

@@ -36,7 +36,7 @@ class Panel:
     height: int
     width: int
     caption: str
-    """What its samples were asked for, row by row."""
+    """The prompts of its samples, row by row."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,8 @@ class AnnouncedEvaluations:
     """Settings of the first one."""
 
     async def next(self, version: int) -> FinishedEvaluation | None:
-        """Return the next evaluation; None if there is none yet, or it is of a later version."""
+        """Return the next evaluation; None before there is one, or if it belongs to a later
+        version."""
         await self.log.look()
         for entry in self.log.numbered[self._num_read :]:
             if isinstance(entry, Evaluation):

@@ -50,7 +50,7 @@ class MetricWriter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MetricTargets:
-    """Says where to write."""
+    """Destinations of metrics."""
 
     tensorboard: Path | None = None
     """Folder in which each run gets a folder of its own."""

@@ -38,7 +38,7 @@ class TensorBoard:
         return (finished.tag, finished.record.version) not in self._shown
 
     def show(self, finished: FinishedEvaluation, panel: Panel) -> None:
-        """Write the picture of an evaluation, beside the step of its version."""
+        """Write the picture of an evaluation, at the step of its version."""
         image = Summary.Image(
             height=panel.height, width=panel.width, colorspace=3, encoded_image_string=panel.png
         )

@@ -1,8 +1,8 @@
 """Writes to Weights & Biases: online, or with WANDB_MODE=offline to files for `wandb sync`.
 
-Online, the service reports which steps it has. Offline, a file beside the runs stores the next
-step. A step can be added to until the next one is written: pictures of an evaluation join the step
-that was written last, and those that are finished after the last step are not shown.
+Online, the service reports which steps it has. Offline, a separate file next to the runs stores the
+next step. A step can be added to until the next one is written: pictures of an evaluation join the
+step that was written last, and those that are finished after the last step are not shown.
 """
 
 from io import BytesIO

@@ -1,1 +1,1 @@
-"""What is fetched from the Hugging Face hub, and pushed to it."""
+"""Downloads from the Hugging Face hub, and uploads to it."""

@@ -1,4 +1,4 @@
-"""What the hub answers, as errors that say what to do."""
+"""The hub's responses, as errors with a remedy."""
 
 import os
 import re

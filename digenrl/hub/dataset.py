@@ -30,9 +30,10 @@ def fetch_prompts(dataset: Dataset, key: str, say: ShowLine) -> Path:
         key: table of the recipe, for errors.
 
     Raises:
-        UserError: if there is no such data set, revision, configuration, split or column, or if it
+        UserError: if there is no such data set, revision, configuration, split or column, or if
+            it
             is gated, or larger than the disk.
-        Unavailable: if the hub does not answer, or breaks off more often than is tried again.
+        Unavailable: if the hub does not respond, or the connection breaks after all retries.
     """
     if dataset.folder is not None:
         return convert_files(dataset, dataset.folder, key, say)
@@ -109,7 +110,7 @@ def _convert_files(
     try:
         made = make_prompts(files, dataset.columns, unfinished, key)
     except UnreadableError as error:
-        raise UserError(f"{key}.folder: {error.reason}; mend the file, or move it away") from error
+        raise UserError(f"{key}.folder: {error.reason}; correct the file, or move it away") from error
     digest = hashlib.sha256((unfinished / PROMPTS_FILE).read_bytes()).hexdigest()[:40]
     folder = dataset.file(digest).parent
     if not folder.exists():

@@ -45,9 +45,10 @@ def fetch(model: str, revision: str | None, say: ShowLine) -> Path:
     """Fetch what runs need of a model and is not here yet. Returns its folder.
 
     Raises:
-        UserError: if there is no such model or revision, if it is gated, of no family that can be
+        UserError: if there is no such model or revision, if it is gated, of no family that can
+            be
             trained, or larger than the disk.
-        Unavailable: if the hub does not answer, or breaks off more often than is tried again.
+        Unavailable: if the hub does not respond, or the connection breaks after all retries.
     """
     check_names(model, revision, "model.id")
     download = opened(model, revision, "model.id")
@@ -118,7 +119,7 @@ class Download:
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise UserError(f"model.id: {self.model} has a {INDEX} that is none; choose another")
+            raise UserError(f"model.id: {self.model} has a {INDEX} that is invalid; choose another")
         return found
 
     def _pieces(self, part: str, index: str) -> Sequence[str]:
@@ -228,7 +229,7 @@ def check_space(download: Download, names: Sequence[str], say: ShowLine) -> None
     if wanted > free:
         raise UserError(
             f"DIGENRL_MODELS, HF_HOME: {download.place} has {free / 2**30:.1f} GiB of free space, "
-            f"and {wanted / 2**30:.1f} are needed; set one of them to a larger disk"
+            f"and {wanted / 2**30:.1f} are needed; set a variable to a larger disk"
         )
 
 

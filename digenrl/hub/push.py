@@ -11,11 +11,12 @@ PUSHED_FILES = ("*.safetensors", "*.json", "*.png", "*.mp4", CARD)
 
 
 def push(folder: Path, repository: str, *, private: bool, message: str) -> str:
-    """Push what a run has exported; make the repository if there is none. Returns its address.
+    """Push the exported adapter of a run; make the repository if it does not exist. Returns its
+    address.
 
     Raises:
         UserError: if the folder holds no adapter with a card, or the hub refuses the token.
-        Unavailable: if the hub does not answer, or breaks off.
+        Unavailable: if the hub does not respond, or the connection breaks.
     """
     check_installed()
     if not (folder / CARD).is_file() or not list(folder.glob("*.safetensors")):

@@ -96,7 +96,7 @@ def make_folder(reward: str, weights: Path, like: Path, out: Path) -> None:
 
 
 def clip_tensors(published: Mapping[str, Tensor]) -> Tensors:
-    """Convert the tensors of a CLIP from open_clip's names to those of ``CLIPModel``."""
+    """Convert the tensors of a CLIP from open_clip's names to the names of ``CLIPModel``."""
     made: Tensors = {}
     for name, tensor in published.items():
         new = _renamed(name, OPEN_CLIP)

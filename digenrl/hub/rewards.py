@@ -31,7 +31,7 @@ CONFIGS, WEIGHTS = (".json", ".txt", ".model"), "model.safetensors"
 
 
 def fetch_rewards(recipe: Recipe, say: ShowLine) -> Iterator[Path]:
-    """Make the folders that are not here, and tell how the servers that a recipe asks are started.
+    """Make the missing folders, and explain how to start the servers of a recipe.
 
     Raises:
         UserError: if a folder cannot be made, with the reason.

@@ -42,7 +42,7 @@ def connect_client(
             token of ``role`` in its folder.
 
     Raises:
-        UserError: if nobody has said where it answers, or the file cannot be read.
+        UserError: if its address is unknown, or the file cannot be read.
     """
     from digenrl.api.checked_client import CheckedClient
     from digenrl.local.secrets.tokens import KEYS

@@ -26,7 +26,7 @@ OPTIONS = ("--resume", "--fresh", "--detach")
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """Says how a run starts: it goes on, or another run begins in its folder."""
+    """How a run starts: it continues, or another run begins in its folder."""
 
     recipe: Recipe
     resumes: bool = False
@@ -46,7 +46,7 @@ def decide_start(
         resume, fresh: whether the command line asks for either.
 
     Raises:
-        UserError: if the earlier run is not finished and cannot go on by this command.
+        UserError: if the earlier run is not finished and cannot continue with this command.
     """
     run, kept_as = run_in_folder(str(folder), folder.parent), _aside(folder)
     if run is None:
@@ -81,12 +81,12 @@ def _read_stored(folder: Path, other: str) -> Recipe:
     except ValueError as error:
         raise UserError(
             f"--resume: {folder / RECIPE_JSON} is not a recipe of this release, so the run cannot "
-            f"go on; {other}"
+            f"continue; {other}"
         ) from error
 
 
 def resume_hint(folder: Path, program: str = "digenrl") -> str:
-    """Say how the run in ``folder`` goes on by its own recipe."""
+    """Return how the run in ``folder`` continues with its own recipe."""
     words = [program, "up", str(folder / RECIPE_JSON), "--run", str(folder)]
     return f"`{command_with('--resume', words)}` goes on with it"
 

@@ -42,7 +42,7 @@ class RunProgress:
 
 
 def read_progress(folder: Path) -> RunProgress:
-    """Return the progress of a run; "interrupted" if it has neither ended nor goes on."""
+    """Return the progress of a run; "interrupted" if it has neither ended nor is in progress."""
     try:
         noted = RunProgress(**json.loads((folder / STATE_JSON).read_text()))
     except (OSError, ValueError, TypeError):

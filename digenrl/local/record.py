@@ -1,4 +1,4 @@
-"""What a local run records of its start: what was typed, its libraries and its machine."""
+"""Record of a local run's start: the command line, its libraries and its machine."""
 
 import json
 import platform

@@ -91,12 +91,13 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoredFacts:
-    """Holds what the store of a run that has ended says of it."""
+    """Stored facts of a run that has ended."""
 
     weights: Sequence[str]
     """Digest of the weights of each version."""
     versions: Mapping[str, str]
-    """Versions of libraries, such as those of "torch of rollout"; none of an earlier release."""
+    """Versions of libraries, by entries such as "torch of rollout"; empty for an earlier
+    release."""
 
 
 def stored(record: RunRecord) -> StoredFacts:
@@ -119,7 +120,7 @@ async def _read_store(run: str) -> tuple[Sequence[CommitRecord], dict[str, str]]
 
 def workers_differences(one: StoredFacts, other: StoredFacts) -> list[str]:
     """Name each library of which the workers of two runs had other versions. A run of an earlier
-    release did not record them: nothing is said."""
+    release did not record them: nothing is compared."""
     if not (one.versions and other.versions):
         return []
     return [
@@ -141,7 +142,8 @@ def first_difference(one: Sequence[str], other: Sequence[str]) -> int | None:
 
 
 def verdict(one: RunRecord, other: RunRecord) -> tuple[bool, list[str]]:
-    """Say whether two runs have the same weights, at which version they first differ, and why."""
+    """Report whether two runs have the same weights, at which version they first differ, and
+    why."""
     my_store, their_store = stored(one), stored(other)
     mine, theirs = my_store.weights, their_store.weights
     at = first_difference(mine, theirs)

@@ -35,8 +35,8 @@ HOST_VARIABLES = ("DIGENRL_HOST_CACHE", "DIGENRL_STORE_FOLDER")
 async def run_brokers(
     at: str, data: Path, ports: Ports, runs: Collection[str], *, is_encrypted: bool = False
 ) -> None:
-    """Run NATS, Valkey and SeaweedFS until SIGINT or SIGTERM, with TLS if it is asked for. Commands
-    of this host find the first of the runs in the folder, as one of `digenrl up`.
+    """Run NATS, Valkey and SeaweedFS until SIGINT or SIGTERM, with TLS on request. Commands of this
+    host find the first of the runs in the folder, as one of `digenrl up`.
 
     Raises:
         UserError: if ``at`` is no address of this machine that others can use.

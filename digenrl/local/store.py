@@ -29,8 +29,8 @@ def run_store(run: Run, *, reads: bool = False) -> Iterator[bool]:
     """Name the store of a run in the environment of this process; start it if it is in the run's
     folder, which yields True.
 
-    If another command has started it, such as `digenrl view`, that one's is used; one that only
-    reads what is committed uses that of a run in progress as well.
+    If another command has started it, such as `digenrl view`, its store is used; a command that
+    only reads commits uses the store of a run in progress as well.
 
     Raises:
         UserError: if the run is in progress.

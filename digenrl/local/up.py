@@ -42,7 +42,7 @@ from shared.process.outgoing import SETTING, named_in
 
 POLL_S = 0.5
 PAGE_TIMEOUT_S = 30.0
-"""Time after which nobody waits for the run's page any more."""
+"""Maximum wait for the run's page."""
 EXIT_INTERRUPTED = 130
 EXIT_INCOMPLETE = 3
 """Exit code of a report of which a part has failed."""
@@ -84,7 +84,7 @@ class Api:
 async def run_locally(local: LocalRun, *, as_json: bool = False) -> int:
     """Run until the run finishes, stops or is interrupted. Returns the exit code of the command.
 
-    With ``as_json``, stdout gets what the API says of the run, and nothing else.
+    With ``as_json``, stdout gets the API's view of the run, and nothing else.
     """
     console = make_console(stderr=as_json)
     client, api, page = _apis(local)
@@ -163,7 +163,7 @@ def _asked(local: LocalRun) -> dict[str, str]:
 
 
 def _no_cache(local: LocalRun) -> dict[str, str]:
-    """Turn off, unless somebody wants it, what one rollout worker would share with nobody."""
+    """Turn off, unless configured, the cache that a single rollout worker would not share."""
     is_alone = local.recipe.rollout.workers < 2
     return {"DIGENRL_HOST_CACHE": os.environ.get("DIGENRL_HOST_CACHE", "off")} if is_alone else {}
 

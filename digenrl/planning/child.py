@@ -21,7 +21,7 @@ CPU_S = 60
 
 
 def answer(question: PlanRequest) -> dict[str, object]:
-    """Return the plan, or the reason why there is none."""
+    """Return the plan, or the reason why there is no plan."""
     try:
         found = plan(
             stored_recipe(question.recipe.encode()), question.devices, profile=question.profile,

@@ -1,4 +1,4 @@
-"""What encoding a recipe's prompts takes where a process of its own does it, ahead of the run."""
+"""Costs of encoding a recipe's prompts in a process of its own, ahead of the run."""
 
 from digenrl.trace.encoding import encoding_seconds, thread_seconds
 from services.scheduler.costs.profile import Profile
@@ -8,7 +8,7 @@ from shared.run.run_recipe import trained_and_held_out
 
 
 def encoding_line(recipe: Recipe, profile: Profile) -> str | None:
-    """Say how long encoders work, and what the run waits for; None where devices encode."""
+    """Describe how long encoders work, and what the run waits for; None if devices encode."""
     if not recipe.encoder.workers:
         return None
     prompts, each = _num_prompts(recipe), _prompt_seconds(recipe, profile)

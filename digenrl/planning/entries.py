@@ -55,7 +55,7 @@ def rollout_names(recipe: Recipe) -> list[str]:
 
 
 def make_policies(recipe: Recipe, held: HeldMemory | None) -> list[Policy]:
-    """Return members and rollout workers, with what they take of a card if ``held`` says so."""
+    """Return members and rollout workers, with their share of a card if ``held`` has it."""
     ranks = recipe.trainer.shard_devices
     least, wanted = _member_gib(recipe, held)
     rollout = None if held is None else CONTEXT_GIB + rollout_needs(*held).total

@@ -73,13 +73,13 @@ class Forecast:
     keeps_activations: bool
     """Whether training keeps its activations, for which the profile has no figures."""
     is_traced: bool
-    """Whether the memory is that of a trace."""
+    """Whether the memory comes from a trace."""
     staleness: StalenessDecision | None
-    """What "auto" would be on these devices, if the recipe says so."""
+    """Decision for "auto" on these devices, if the recipe has it."""
     work: str
     """How the work is divided between generation and training."""
     scoring: Scoring | None
-    """Where the networks of the rewards run; None if there are none, or their place is unknown."""
+    """Location of the rewards' networks; None without networks, or if it is unknown."""
     pass_rows: tuple[str, ...]
     """How many rows training passes have, and what few of them cost."""
 
@@ -98,10 +98,10 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Says what each device of a pool needs."""
+    """Requirements of each device of a pool."""
 
     role: str
-    """What it does, as a name for programs."""
+    """Role of the devices, as a name for programs."""
     words: str
     pool: Devices
     needed: DeviceMemory
@@ -217,7 +217,7 @@ def lines(found: Forecast) -> Iterator[str]:
 
 
 def _memory_lines(found: Forecast) -> Iterator[str]:
-    """Say what memory devices and their hosts need."""
+    """Describe the memory that devices and their hosts need."""
     for need in found.needs:
         has = ", ".join(
             f"{kind} has {found.profile.devices[kind].memory_gib:g}" for kind in need.pool
@@ -288,8 +288,8 @@ def _scoring(recipe: Recipe, costs: Profile, hosts: Hosts) -> Scoring | None:
 
 
 def _costs(recipe: Recipe, name: str | None, trace: Trace | None) -> Profile:
-    """Return the profile of that name, or of the model's network, or what a trace has counted
-    where there is none."""
+    """Return the profile of that name, or of the model's network, or a profile counted by a
+    trace."""
     if name is None and trace is not None and trace.counted is not None and not has_profile(recipe):
         made = traced_profile(recipe, trace)
         plain = {key: getattr(made, key) for key in type(made).model_fields if key != "variants"}

@@ -1,7 +1,7 @@
 """Hosts with several GPUs of one kind each, and which processes of a run go where.
 
-Written as people say it: `h100x8*4` is four hosts of 8 H100, `h100x8*2+a100x8*2` two of each;
-`h100=12` counts GPUs, in hosts of as many as an option says, and one with the rest.
+Notation: `h100x8*4` is four hosts of 8 H100, `h100x8*2+a100x8*2` two of each; `h100=12` counts
+GPUs, in hosts of the size of an option, and one with the rest.
 """
 
 import difflib
@@ -25,7 +25,7 @@ HOST = re.compile(r"(?P<kind>.+)x(?P<gpus>\d+)(?:\*(?P<hosts>\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class HostClass:
-    """So many alike hosts."""
+    """A number of equal hosts."""
 
     kind: str
     gpus: int
@@ -147,7 +147,7 @@ def _parse_hosts(option: str, part: str, host_gpus: int) -> tuple[str, list[tupl
 
 @dataclass(frozen=True, slots=True)
 class HostPlacement:
-    """What runs on a host."""
+    """Processes of a host."""
 
     name: str
     kind: str
@@ -160,7 +160,7 @@ class HostPlacement:
 
 def place(hosts: Hosts, split: Split, ranks: int = 1) -> list[HostPlacement]:
     """Put the members of a kind on as few hosts as hold them, in equal parts where that goes, and a
-    rollout worker on each other GPU that the split uses. ``ranks``: of a shard group."""
+    rollout worker on each other GPU that the split uses. ``ranks``: ranks of a shard group."""
     trains, left = Counter[str](), Counter(split.rollout)
     for kind, number in split.trainer.items():
         own = [(name, gpus) for name, its, gpus in hosts.named() if its == kind]
@@ -210,8 +210,8 @@ def check_host_memory(profile: Profile, hosts: Hosts, split: Split) -> None:
 
 
 def host_memory_line(profile: Profile, hosts: Hosts, split: Split) -> str | None:
-    """Say what memory hosts need for weights and inputs of blocks, where it is not stated; None if
-    no host's is open."""
+    """Describe the memory that hosts need for weights and inputs of blocks, where it is not stated;
+    None if every host's is."""
     needs = streaming_needs(profile, hosts, split)
     most: dict[str, float] = {}
     for kind, needed in needs.values():
@@ -230,7 +230,7 @@ def host_memory_line(profile: Profile, hosts: Hosts, split: Split) -> str | None
 
 
 def _shares(hosts: list[tuple[str, int]], number: int) -> dict[str, int]:
-    """Divide so many devices over the fewest hosts that hold them, largest first."""
+    """Divide this many devices over the fewest hosts that hold them, largest first."""
     ordered = sorted(hosts, key=lambda each: -each[1])
     used = 0
     while sum(gpus for _, gpus in ordered[:used]) < number:
@@ -257,10 +257,10 @@ def commands(
     """Return host -> the command that starts all of its processes, as one line of a shell.
 
     The first host has scheduler and reward as well, and the encoder if there is one. Addresses and
-    keys are those of the environment (docs/install.md).
+    keys come from the environment (docs/install.md).
 
     Args:
-        keys: of the recipe, of which encoders count.
+        keys: recipe keys of the plan; the encoders' count.
         ranks: of a shard group.
         environment: kind -> variables that its rollout workers need.
     """
@@ -308,7 +308,7 @@ def _one_per_gpu(
 
 
 def trains_where(placed: Sequence[HostPlacement]) -> str:
-    """Say where devices train, as hosts x devices of each; empty if that is one host.
+    """Describe where devices train, as hosts x devices of each; empty for a single host.
 
     >>> trains_where([Placed("h100-1", "H100", 8, 7, 1), Placed("h100-2", "H100", 8, 7, 0)])
     '2 x 7'

@@ -2,8 +2,8 @@
 
 A member, a shard group or a rollout worker has GPUs to itself, as far as policies are concerned.
 Reward networks, encoders and the evaluator take a GPU that no policy uses, or share one where both
-fit: the GPU then takes turns, and a member leaves the others' memory alone. What fits nowhere runs
-on the CPU, and the evaluator after the run.
+fit: the GPU then takes turns, and a member leaves the others' memory alone. A process that fits on
+no card runs on the CPU, and the evaluator after the run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from itertools import product
 from digenrl.trace.memory import MEMORY_SHARE
 
 CONTEXT_GIB = 0.5
-"""What CUDA takes of a GPU for each process, before it holds anything."""
+"""Memory that CUDA takes of a GPU for each process, before any tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Card:
     kind: str = ""
     """As its driver has it."""
     gib: float | None = None
-    """Its memory; None if nobody says so. Such a card is not shared."""
+    """Its memory; None if it is unknown. Such a card is not shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Policy:
 
     process: str
     gib: float | None
-    """What it takes of each card at least; None if unknown."""
+    """Minimum memory on each card; None if unknown."""
     wanted_gib: float | None
     """The same with passes of as many rows as pay."""
     cards: int = 1
@@ -46,7 +46,7 @@ class CardShare:
 
     process: str
     gib: float | None
-    """What it takes of a card; None if unknown. It then takes only a card without a policy."""
+    """Memory on a card; None if unknown. It then takes only a card without a policy."""
     seconds: float = 0.0
     """Seconds of a step that it works, on an H100: cards are given the work in turn."""
     streamed_gib: float | None = None
@@ -62,7 +62,7 @@ class ProcessPlacement:
     """Processes with a policy on the same card."""
     streams: bool = False
     gib: float = 0.0
-    """What it takes of each card; 0 if unknown."""
+    """Memory on each card; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def share_out(
 
 @dataclass(slots=True)
 class _CardBook:
-    """What is on one card so far."""
+    """Processes on one card so far."""
 
     card: Card
     policy: str | None
@@ -156,8 +156,8 @@ def _placed(part: CardShare, books: Sequence[_CardBook]) -> ProcessPlacement:
 
 
 def _has_room(book: _CardBook, gib: float | None, *, spares: bool) -> bool:
-    """Whether so much fits; ``spares``: beside all that the policy wants. Where memory is unknown,
-    a card without a policy is enough."""
+    """Whether this much fits; ``spares``: in addition to all that the policy wants. Where memory is
+    unknown, a card without a policy is enough."""
     room = book.free if spares else book.room
     if room is None or gib is None:
         return book.policy is None

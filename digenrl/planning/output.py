@@ -23,7 +23,7 @@ from shared.recipe.schedule import RunSchedule
 MIN_TABLE_WIDTH = 120
 """Width of the narrowest table in columns: wrapped lines can be read, cut ones cannot."""
 MIN_REPORTED_SHARE = 0.5
-"""Part of a step from which the scheduler's own seconds are told."""
+"""Share of a step from which the scheduler's own seconds are reported."""
 MAX_SHOWN_CHOICES = 5
 """Number of choices in the table; the JSON has all that were simulated."""
 
@@ -84,7 +84,7 @@ def plan_as_json(advice: PlacementAdvice) -> str:
 
 
 def plan_fields(advice: PlacementAdvice) -> dict[str, Any]:
-    """Return all that a plan says, for programs."""
+    """Return the content of a plan, for programs."""
     planned, placement = advice.planned, advice.placement
     return {
         **head_fields(planned.profile, planned.devices, planned.floor_seconds),

@@ -12,24 +12,25 @@ from shared.recipe.recipe import Recipe
 from shared.recipe.schedule import RunSchedule
 
 Remedy = Callable[[str, Role], str]
-"""Says what would make a kind of device fit a role; empty if that is not known."""
+"""Explains how a kind of device would fit a role; empty if that is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnSplit:
     split: Split
     schedule: RunSchedule
-    """What the recipe leaves open is decided while it runs, and so in its simulation."""
+    """Open values of the recipe are decided during the run, and so in its simulation."""
 
 
 def own_split(
     recipe: Recipe, profile: Profile, devices: Devices, *, host_gpus: HostGpus, remedy: Remedy
 ) -> OwnSplit:
     """Chooses which devices train, those first that train fastest, of any kinds that can; and which
-    generate. A shard group is of one kind.
+    generate. A shard group has devices of one kind.
 
     Raises:
-        UserError: if there are too few, or they do not hold what they are to hold, with the remedy.
+        UserError: if there are too few, or they do not hold what they are to hold, with the
+            remedy.
     """
     _check_number(recipe, devices)
     wanted, size = recipe.trainer.devices, recipe.trainer.shard_devices

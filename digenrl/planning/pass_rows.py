@@ -1,4 +1,5 @@
-"""Says how many rows of a training pass fit the devices of a recipe, and what few of them cost."""
+"""Reports how many rows of a training pass fit the devices of a recipe, and the cost of small
+passes."""
 
 from collections.abc import Iterator
 

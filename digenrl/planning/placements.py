@@ -31,7 +31,7 @@ MAX_RELATIVE_SECONDS = 0.97
 """A placement is taken if its step takes less than this share of the one before: simulations of few
 batches differ by a per cent."""
 STREAMED = "DIGENRL_ROLLOUT_MEMORY"
-"""Variable by which a worker streams though its recipe does not say so of all."""
+"""Variable by which a worker streams though its recipe does not stream on all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ModelPlacement:
     use: ModelUse | None
     """None if the profile has no table of memory."""
     keys: Mapping[str, Any]
-    """What to write into a recipe besides the split."""
+    """Recipe keys of the placement, besides the split."""
 
     def recipe_keys(self, split: Split, schedule: RunSchedule) -> dict[str, Any]:
         """Return the keys that a split needs: `rollout.memory` if all that generate stream, and how
@@ -81,7 +81,7 @@ class PlacementAdvice:
     hosts: Hosts | None = None
     """Where the devices are, if that is known."""
     recipe: Recipe | None = None
-    """What is planned for, if that is a recipe."""
+    """The planned recipe, if there is one."""
 
 
 def advise(
@@ -93,7 +93,7 @@ def advise(
     """Plan every placement that is worth a look, and take the first that none beats clearly.
 
     Args:
-        accepts: whether the recipe that is planned for can say it; otherwise as `plan_split`.
+        accepts: whether the planned recipe can express it; otherwise as `plan_split`.
 
     Raises:
         UserError: if no placement has a split, with what would fit.
@@ -187,7 +187,7 @@ def _on(
 
 
 def _held(placement: ModelPlacement, planned: PlanResult) -> Iterator[str]:
-    """Say how those kinds generate that the profile as it is leaves out."""
+    """Describe how the kinds generate that the original profile leaves out."""
     profile, use, split = placement.profile, placement.use, planned.best.split
     memory = profile.memory
     if use is None or memory is None or not (placement.keys or placement.environment(split)):

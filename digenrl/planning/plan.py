@@ -47,7 +47,7 @@ def given_pool(devices: str | None, hosts: str | None) -> tuple[str, str] | None
 
 
 def parse_kinds(option: str, text: str, devices: Mapping[str, int]) -> tuple[str, ...]:
-    """Parse ``4090,l40s`` into the names of those of the devices.
+    """Parse ``4090,l40s`` into names of the devices.
 
     Raises:
         UserError: if one is not among them.
@@ -76,7 +76,7 @@ def plan(
     """
     pool = given_pool(devices, hosts)
     if pool is None:
-        raise UserError("--hosts: say which GPUs there are, e.g. h100x8*4, or --devices h100=32")
+        raise UserError("--hosts: name the GPUs, e.g. h100x8*4, or --devices h100=32")
     if recipe is None:
         costs, use = _profile_alone(profile, variant)
         schedule = with_staleness(RunSchedule(), staleness)
@@ -146,7 +146,7 @@ def accepts(
 def _with_decision(
     advised: Callable[[RunSchedule], PlacementAdvice], schedule: RunSchedule
 ) -> PlacementAdvice:
-    """Return the better of the two advices for "auto", and say why."""
+    """Return the better of the two advices for "auto", with the reason."""
     if schedule.mode != "disaggregated":
         return advised(schedule)
     strict, ahead = (advised(schedule.changed(max_staleness=each)) for each in (0, 1))
@@ -175,8 +175,7 @@ def costs_and_use(
 
 
 def with_host(profile: Profile, launch_us: str | None) -> Profile:
-    """Return the profile with hosts that take so many microseconds to launch a kernel, if that is
-    said."""
+    """Return the profile with hosts that launch a kernel in this many microseconds, if given."""
     if launch_us is None:
         return profile
     return profile.model_copy(update={"host": parse_host_costs("--launch-us", launch_us)})

@@ -74,7 +74,7 @@ class PlanResult:
     num_forecast: int
     """Splits and fragment sizes that were looked at."""
     host_gpus: HostGpus | None = None
-    """GPUs of a host; None if choices need not be what a recipe can say."""
+    """GPUs of a host; None if choices need not fit a recipe."""
 
     @cached_property
     def best(self) -> PlannedSplit:
@@ -101,7 +101,8 @@ def plan_split(
         fluid: compare the modes `fluid` and `disaggregated`, where the schedule has either.
 
     Raises:
-        UserError: a kind that the profile does not know, or too few devices to generate and train.
+        UserError: a kind that the profile does not know, or too few devices to generate and
+            train.
     """
     left_out = excluded(profile, devices)
     part = part_of(profile, devices)
@@ -212,7 +213,7 @@ def _candidate(
 
 @dataclass(frozen=True, slots=True)
 class RecipeSupport:
-    """Asks whether a recipe can say what is planned."""
+    """Decides whether a recipe can express a plan."""
 
     part: RepresentativePart
     host_gpus: HostGpus | None
@@ -220,8 +221,8 @@ class RecipeSupport:
     _known: dict[tuple[str, RunSchedule], RunSchedule | None] = field(default_factory=dict)
 
     def way(self, split: Split, schedule: RunSchedule) -> RunSchedule | None:
-        """Return the schedule as a recipe can say it of this split: without TAG where the
-        choice is open and no recipe can have TAG. None if there is no such recipe."""
+        """Return the schedule as a recipe can express it for this split: without TAG if the choice
+        is open and no recipe can have TAG. None if there is no such recipe."""
         key = str(split), schedule
         if key not in self._known:
             ways = [schedule]
@@ -239,7 +240,7 @@ class RecipeSupport:
 
 
 def _holds(profile: Profile, split: Split, schedule: RunSchedule, size: int) -> bool:
-    """Whether all devices that generate have memory for so many samples at a time."""
+    """Whether all devices that generate have memory for this many samples at a time."""
     roles: dict[Role, Devices] = {"rollout": split.rollout}
     if schedule.trainer_generates:
         roles[training_role(schedule)] = split.trainer

@@ -1,4 +1,4 @@
-"""What the run's page asks the process that plans for it (`digenrl.planning.child`)."""
+"""Request of the run's page to the process that plans for it (`digenrl.planning.child`)."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ MAX_DEVICES = 512
 
 
 class PlanRequest(BaseModel):
-    """Says what is to be planned."""
+    """Request for a plan."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

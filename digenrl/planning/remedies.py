@@ -1,4 +1,4 @@
-"""What makes a model fit a device that is too small for it as it is, as keys of a recipe.
+"""Recipe keys that make a model fit a device that is too small for it.
 
 Remedies are tried from what changes no result to what changes some:
 
@@ -60,8 +60,8 @@ def would_fit(profile: Profile, use: ModelUse, kind: str, role: Role) -> str:
 
 
 def for_rows(profile: Profile, use: ModelUse, kind: str, role: Role, rows: int) -> str:
-    """Return the keys with which training passes on this kind of device have so many rows; empty if
-    none do."""
+    """Return the keys with which training passes on this kind of device have this many rows; empty
+    without any."""
     for each, does in _ways(use, role):
         if does == role and pass_rows(with_memory(profile, each), kind, role) >= rows:
             return as_toml(keys(use, each))

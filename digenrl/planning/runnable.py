@@ -1,4 +1,4 @@
-"""Whether a recipe can say what a plan does, and the keys that say it.
+"""Decides whether a recipe can express a plan, and with which keys.
 
 Devices that train are processes with a GPU each, on any hosts.
 """
@@ -21,21 +21,21 @@ PLANNED_TABLES: Mapping[str, type[Table]] = {
     "schedule": Schedule,
 }
 HOST_GPUS = 8
-"""GPUs of a host, unless an option says otherwise."""
+"""GPUs of a host, unless an option replaces it."""
 HostGpus = int | Mapping[str, int]
 """GPUs of a host, or of the largest one of each kind."""
 
 
 def why_not(profile: Profile, split: Split, schedule: RunSchedule) -> str | None:
-    """Why no recipe says this, in a few words; None if one does."""
+    """Why no recipe expresses this, in a few words; None if one does."""
     return refusal(sum(split.trainer.values())) or too_small(profile, split, schedule)
 
 
 def recipe_keys(
     split: Split, schedule: RunSchedule, *, recipe: Tables | None = None
 ) -> dict[str, Any]:
-    """What to write into a recipe, as ``table.key`` and value: into this one, or any that leaves
-    out what is not named here."""
+    """Recipe keys of the plan, as ``table.key`` and value: for this recipe, or any that leaves out
+    keys not named here."""
     trains, lends = sum(split.trainer.values()), schedule.mode == "disaggregated"
     keys: dict[str, Any] = {
         "rollout.workers": sum(split.rollout.values()),
@@ -54,7 +54,7 @@ def recipe_keys(
 
 
 def _said(recipe: Tables | None, key: str) -> Any:
-    """Return what a recipe says of a key, or one that leaves it out."""
+    """Return the recipe's value of a key, or the default of a recipe without it."""
     table, field = key.split(".")
     if recipe is not None:
         return getattr(getattr(recipe, table), field)

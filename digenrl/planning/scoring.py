@@ -1,4 +1,4 @@
-"""What scoring takes of a step, by where the reward workers run."""
+"""Share of scoring in a step, by the location of the reward workers."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ THREAD_TFLOPS = 0.095
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """Says where the networks of the rewards run, and how long."""
+    """Location of the rewards' networks, and their seconds."""
 
     seconds: float
     """Seconds of a step in which the reward worker scores that has most to do."""
@@ -38,7 +38,8 @@ def image_tflop(recipe: Recipe, *, on_gpu: bool) -> float:
 
 
 def score_costs(recipe: Recipe, profile: Profile, ledger: Ledger) -> Scoring | None:
-    """Return what the networks of the rewards take; None if it is not known, or there are none."""
+    """Return the costs of the rewards' networks; None if they are unknown, or there are no
+    networks."""
     on_gpu, on_thread = (image_tflop(recipe, on_gpu=each) for each in (True, False))
     table = recipe.reward
     if not on_thread:

@@ -80,7 +80,7 @@ def search(
 ) -> list[SearchResult]:
     """Return what was simulated, the best first.
 
-    ``tags``: whether the help of the trainer is open.
+    ``tags``: whether the trainer's help is to be chosen.
     """
     found: list[SearchResult] = []
     names: set[str] = set()

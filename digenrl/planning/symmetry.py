@@ -2,7 +2,7 @@
 
 With a part of the devices of each kind and as large a part of the groups, a batch takes as long as
 with all of them: each device has as much to do, and waits as long for the others. An exchange of
-fluid devices is that of all of them, and the pieces that one message can name are shared out.
+fluid devices includes all of them, and the pieces that one message can name are divided.
 """
 
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ MIN_PART_GROUPS, MIN_SPREAD_GROUPS = 16, 4
 """Groups of a part at least: with fewer, a single group weighs too much; unless there are several
 devices for each group, which is spread over them."""
 DEVICES_PER_GROUP = 4
-"""So many devices for each group."""
+"""Number of devices for each group."""
 MIN_PART_OF_KIND = 4
 """Devices of one kind in a part."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepresentativePart:
-    """Devices and groups that stand for so many times as many."""
+    """Devices and groups that represent a multiple of themselves."""
 
     factor: int
     profile: Profile

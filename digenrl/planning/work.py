@@ -1,4 +1,4 @@
-"""Tells how a batch's work is divided between generation and training."""
+"""Describes the division of a batch's work between generation and training."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ def sample_seconds(profile: Profile) -> dict[str, float]:
 
 
 def work_line(profile: Profile, recipe: Recipe) -> str:
-    """Say how much of the work is training, by counting and by the profile's seconds."""
+    """Describe the share of training in the work, by counting and by the profile's seconds."""
     shape, seconds = profile.shape, sample_seconds(profile)
     generates = rollout_equivalents(shape, shape.group_size)
     trains = training_equivalents(

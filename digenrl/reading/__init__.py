@@ -1,1 +1,2 @@
-"""What a run does, did and needs, computed once: page, API, command line and report render it."""
+"""State, history and needs of a run, computed once: page, API, command line and report render
+it."""

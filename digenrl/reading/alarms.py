@@ -1,4 +1,5 @@
-"""Finds what somebody should look at: failures, dead letters, late queues, steps without effect."""
+"""Finds conditions that need attention: failures, dead letters, late queues, steps without
+effect."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ STILL_STEPS = 4
 
 
 def alarms(facts: RunFacts) -> list[str]:
-    """Return a line for each thing that somebody should look at."""
+    """Return a line for each condition that needs attention."""
     run, recipe = facts.run, facts.recipe
     measured = [(step.version, step.metrics) for step in facts.steps]
     is_exact = recipe is None or recipe.largest_weight is None
@@ -48,8 +49,8 @@ def is_failing(facts: RunFacts) -> bool:
 
 
 def num_open_letters(facts: RunFacts) -> int:
-    """Return the number of open dead letters: by the letters themselves if all are known, so that
-    number and reasons are of one moment."""
+    """Return the number of open dead letters: from the letters themselves if all are known, so that
+    number and reasons belong to one moment."""
     if facts.letters is None or len(facts.letters) >= MAX_LETTERS:
         return facts.run.num_dead_letters
     return sum(each.state == "open" for each in facts.letters)
@@ -85,7 +86,7 @@ def _skipped(steps: Sequence[StepFacts]) -> list[str]:
 
 
 def _letters(facts: RunFacts) -> list[str]:
-    """Return what the dead letters of the last minutes report that nobody has settled."""
+    """Return reports of unsettled dead letters of the last minutes."""
     run, name, number = facts.run, facts.run.run, num_open_letters(facts)
     opened = f"{number} {'is' if number == 1 else 'are'} open" if number else "none is open"
     if facts.letters is None:

@@ -1,4 +1,4 @@
-"""Computes for a run that is over what its scheduler reported while it went on.
+"""Computes for an ended run the same reports as its scheduler's.
 
 The types are the scheduler's; no worker is there, and nothing waits.
 """

@@ -22,8 +22,7 @@ NAMED = ("reward", "num_samples", "rewards", "gold")
 
 
 class EvaluationView(View):
-    """What an evaluation has measured of a version, at prompts and seeds that are always the
-    same."""
+    """Results of an evaluation of a version, at fixed prompts and seeds."""
 
     model_config = example(**AN_EVALUATION)
 
@@ -97,7 +96,7 @@ class RunFacts:
     steps: Sequence[StepFacts] = ()
     """Newest steps, the oldest first."""
     usage: Sequence[BatchUsage] = ()
-    """What devices did in the newest batches, the oldest first."""
+    """Use of the devices in the newest batches, the oldest first."""
     evaluations: Sequence[EvaluationView] = ()
     """Evaluations at one set of settings, the oldest version first."""
 

@@ -30,14 +30,14 @@ FOR_GENERATION = ("waiting_for_rollout", "tail")
 
 
 class SlowWorker(SlowestView):
-    """The worker that takes longest for a sample, beside equal devices."""
+    """The slowest worker per sample, compared with equal devices."""
 
     is_far_slower: bool
     """Whether it takes twice as long as equal devices, or longer."""
 
 
 class DeviceTimes(View):
-    """What a device did in the newest batches."""
+    """Use of a device in the newest batches."""
 
     shares: dict[DeviceUse, float]
     """Share of its time by use."""
@@ -46,12 +46,12 @@ class DeviceTimes(View):
 
 
 class RunReading(View):
-    """What a run does, did and needs."""
+    """State, history and needs of a run."""
 
     run: str
     """Name of the run."""
     status: str
-    """What it does now, in words."""
+    """Present activity, in words."""
     phase: Phase
     """Phase that the scheduler reports, or in which a run that is over has ended."""
     step: int
@@ -71,7 +71,7 @@ class RunReading(View):
     throughput: str
     """Samples per second against what is possible, and where to look if they are few."""
     alarms: list[str]
-    """A line for each thing that somebody should look at."""
+    """A line for each condition that needs attention."""
     load: LoadView | None
     """Throughput against what is possible, and where samples wait, as the API shows it."""
     workers: list[WorkerView]
@@ -82,7 +82,7 @@ class RunReading(View):
     """The worker that takes longest for a sample, if it is far slower than equal devices, or if
     devices wait for generation."""
     devices: dict[str, DeviceTimes]
-    """What each device did in the newest batches."""
+    """Use of each device in the newest batches."""
     schedule: ScheduleSummary
     """How the devices were used in the newest batches, as summary.json has it of all."""
     evaluations: list[EvaluationView]
@@ -141,8 +141,8 @@ def _bottleneck(facts: RunFacts, schedule: ScheduleSummary, settings: set[str] |
 def slow_worker(
     slowest: SlowestView | None, workers: Sequence[WorkerView], waits: str
 ) -> SlowWorker | None:
-    """Return the worker that takes longest for a sample, beside the mean of equal devices; None if
-    its equals are like it and generation is not what devices wait for.
+    """Return the slowest worker per sample, compared with the mean of equal devices; None if they
+    are similar and devices do not wait for generation.
 
     Args:
         waits: for what devices wait most.

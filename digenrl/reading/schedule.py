@@ -18,7 +18,7 @@ class TagDecision(TagUsage):
 
 
 class ScheduleSummary(BaseModel):
-    """Says how the devices were used in the batches that one scheduler saw from open to commit."""
+    """Use of the devices in the batches that one scheduler handled from open to commit."""
 
     num_batches: int
     seconds_per_step: float | None

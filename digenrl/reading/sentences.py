@@ -17,7 +17,7 @@ GOOD_PACE = 2 / 3
 """Part of its forecast from which a run is as fast as its schedule explains: that knows no costs
 between groups, and is learned from times that are not disturbed."""
 GOOD_FORECAST = 0.8
-"""Part of the bound from which a schedule leaves little to be had."""
+"""Share of the bound from which a schedule leaves little to gain."""
 SLOWER_THAN_FORECAST = (
     "It is slower than its schedule explains. First see to alarms of what is late or fails, then "
     "to the slowest worker (`digenrl workers {run}`), then to restarts (`digenrl logs {run}`)."
@@ -39,7 +39,7 @@ NO_SCHEDULE: Mapping[str, str] = {
     ),
     "paused": "Neither counts the time for which the run was paused.",
 }
-"""What holds up a run and is no part of its schedule, and what forecast and bound know of it."""
+"""Delays outside of the schedule, and what forecast and bound include of them."""
 
 
 RESUMED = "(`digenrl up RECIPE --run {run} --resume"
@@ -104,9 +104,9 @@ def bottleneck(
     """Return one sentence: for what devices wait most, and what may change that.
 
     Args:
-        settings: those of a run in progress, of which none is advised; None: it is over, so that
-            nothing can be changed.
-        fails: whether work fails and is done again, as `alarms.is_failing` reports it.
+        settings: settings of a run in progress, for which remedies are advised; None: it is
+            over, so that nothing can be changed.
+        fails: whether work fails and is repeated, as `alarms.is_failing` reports it.
     """  # fmt: skip
     if schedule.utilisation is None or not schedule.bubbles:
         return "What devices wait for is known after the second batch."
@@ -145,7 +145,7 @@ def throughput(
     Args:
         waits: for what devices wait most, as `main_wait` returns it.
         run: name of the run, for commands.
-        advises: whether the run is in progress, so that advice is of use.
+        advises: whether the run is in progress, so that advice is useful.
     """
     if load is None or load.samples_per_second is None:
         return ""
@@ -166,8 +166,8 @@ def throughput(
 
 
 def _advice(now: float, forecast: float, bound: float, waits: str) -> str:
-    """Return where to look if little gets done of what could be, else nothing: a schedule and
-    workers are not to blame for what other services hold up."""
+    """Return where to look if throughput is far below its bound, else empty: schedule and workers
+    do not cause delays of other services."""
     is_slow = now < GOOD_PACE * forecast
     if not is_slow and forecast >= GOOD_FORECAST * bound:
         return ""

@@ -17,14 +17,14 @@ USES = {
     "waiting_for_conditions": "waits for encoded prompts", "tail": "nothing left in this batch",
     "paused": "paused",
 }  # fmt: skip
-"""What devices do, in the order of the legend."""
+"""Uses of devices, in the order of the legend."""
 
 
 DRAINS: Mapping[str, str] = {
     "draining": "finishes what it has, and gets nothing new",
     "drained": "has no work, and gets none",
 }
-"""What a worker does that gets nothing new."""
+"""Activity of a worker without new work."""
 
 QUEUES = {
     "generation": ("given to no device yet", "devices are missing, or hang: see the workers"),
@@ -93,7 +93,7 @@ def figure(value: float) -> str:
 
 _SCORER = re.compile(r"(?:reward: )?(?!\w+(?:Error|Exception): )([\w-]+): (\w+: .+)", re.DOTALL)
 _OTHERS = ("rollout", "encoder", "reward", "trainer", "admission", "delivery")
-"""What stands before a reason of a dead letter and is no scorer."""
+"""Prefixes of a dead letter's reason that are no scorer."""
 
 
 def cause(reason: str) -> str:

@@ -114,7 +114,7 @@ def read_adapter(path: Path, recipe: Recipe) -> tuple[dict[str, Tensor], Recipe]
     Return its tensors, and the recipe with its rank and alpha.
 
     Raises:
-        UserError: if there is none.
+        UserError: if the file does not exist.
     """
     lora = read_lora(path, recipe.model.folder, OPTION)
     table = recipe.model.lora.model_copy(update={"rank": lora.rank, "alpha": lora.alpha})

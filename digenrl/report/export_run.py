@@ -28,12 +28,12 @@ newest."""
 
 @dataclass(frozen=True, slots=True)
 class ExportedAdapter:
-    """What was written of which version, and how good that is."""
+    """The exported version, its files and its figure."""
 
     version: int
     files: list[Path]
     figure: str
-    """The figure that versions are compared by, with its name; or that there is none."""
+    """The comparison figure of versions with its name; or a text that there is no figure."""
     example: list[str]
     """As `example_prompt` returns it."""
 
@@ -81,7 +81,7 @@ async def export_run(
 
 
 async def _figure(store: ObjectStore, recipe: Recipe, version: int) -> str:
-    """Say how good a version is, by what the best is chosen by."""
+    """Describe how good a version is, by the figure of the best one."""
     best = await best_version(store, recipe)
     if best is None or version not in best.figures:
         return "not evaluated"
@@ -140,7 +140,7 @@ async def _best(store: ObjectStore, recipe: Recipe) -> int:
 
 
 def _best_trained(best: Best) -> str:
-    """Say which trained version is the best, within a sentence."""
+    """Describe which trained version is the best, within a sentence."""
     if best.trained is None:
         return ""
     figure = best.figures[best.trained]
@@ -148,7 +148,8 @@ def _best_trained(best: Best) -> str:
 
 
 async def _kept(store: ObjectStore, recipe: Recipe) -> str:
-    """Say which versions' weights are kept, and which is the best of them, within a sentence."""
+    """Describe which versions' weights are kept, and which is the best of them, within a
+    sentence."""
     run = recipe.run.name
     there = set(await store.keys(weights_folder(run)))
     kept = [
@@ -159,7 +160,7 @@ async def _kept(store: ObjectStore, recipe: Recipe) -> str:
 
 
 def kept_in_words(kept: list[int], ranked: list[int]) -> str:
-    """Say which versions are kept, and which of them is the best.
+    """Describe which versions are kept, and which of them is the best.
 
     Args:
         ranked: evaluated versions, the best first.

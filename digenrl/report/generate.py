@@ -29,8 +29,8 @@ def generate(
     file.
 
     Args:
-        adapter: exported weights, or those of a version; None: the base model.
-        images: what the prompts edit: one for all, or one for each.
+        adapter: exported weights, or a version's; None: the base model.
+        images: source images of the prompts: one for all, or one for each.
 
     Raises:
         UserError: if the adapter does not fit the recipe, an image cannot be taken, or ``out``

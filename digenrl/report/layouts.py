@@ -1,12 +1,12 @@
 """The layouts in which an adapter is written: the names of its tensors, and where alpha stands.
 
     diffusers   names of diffusers' network; rank and alpha in the file's metadata
-    peft        the same names, beside a configuration of peft's
+    peft        the same names, next to a configuration of peft's
     comfyui     names of the published checkpoint; alpha is a tensor of each layer
     kohya       the same names with underscores, as Kohya's trainers write them
 
-Where the published checkpoint has one layer for several of diffusers', its matrices are made of a
-block for each, and of zeros: its rank and alpha are as many times those of one.
+If the published checkpoint has one layer for several of diffusers', its matrices consist of a block
+for each, and of zeros: its rank and alpha are multiplied accordingly.
 """
 
 import json

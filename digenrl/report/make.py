@@ -136,8 +136,8 @@ class Report:
         return summary
 
     async def _newest(self) -> "dict[str, Tensor]":
-        """Return the weights of the newest version, which ends the chain. If the run goes on and
-        deletes these weights meanwhile, use the next newest version."""
+        """Return the weights of the newest version, which ends the chain. If the run deletes these
+        weights in the meantime, use the next newest version."""
         from digenrl.evaluation.run import weights_to_use
 
         while True:
@@ -150,8 +150,8 @@ class Report:
                 self.chain = newer
 
     async def _evaluate(self, weights: "dict[str, Tensor] | None") -> None:
-        """Evaluate the first version and the last, whose weights are ``weights``. Where its record,
-        and what is exported, are of a moving average, measure the trained weights as well."""
+        """Evaluate the first version and the last, whose weights are ``weights``. If its record and
+        the export use a moving average, measure the trained weights as well."""
         from digenrl.evaluation.run import RunEvaluator, trained_weights
 
         first, last = self.chain[0], self.chain[-1]

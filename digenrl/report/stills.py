@@ -25,9 +25,9 @@ class SampleSet:
     """(n, C, H, W)"""
     prompts: list[str]
     right: npt.NDArray[np.bool_] | None
-    """(n,) whether the held-out classifier recognizes each sample; None if there is none."""
+    """(n,) whether the held-out classifier recognizes each sample; None without a classifier."""
     sources: Pixels | None = None
-    """(n, C, H, W) the images that they edit; None if there are none."""
+    """(n, C, H, W) source images; None without any."""
 
 
 @dataclass(frozen=True, slots=True)

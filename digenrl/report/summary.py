@@ -52,7 +52,7 @@ class Summary(BaseModel):
     alarms: list[str] = []
     """A line for each gold reward that fell while the training reward rose, as of the end."""
     warnings: list[str] = []
-    """What went wrong: on-policy ratios, steps that trained nothing, times without work."""
+    """Problems: on-policy ratios, steps that trained nothing, times without work."""
     evaluations: list[EvaluatedVersion] = []
     """Evaluations of all evaluated versions, including the first and the last."""
     failures: list[str] = []
@@ -62,7 +62,7 @@ class Summary(BaseModel):
     """None if the evaluation has failed."""
     after: Quality | None
     after_not_averaged: Quality | None = None
-    """Figures of the trained weights themselves, if `after` is of their moving average."""
+    """Figures of the trained weights themselves, if `after` belongs to their moving average."""
 
 
 async def read_schedule(store: ObjectStore, chain: list[CommitRecord]) -> ScheduleSummary:

@@ -1,7 +1,7 @@
-"""What encoding a prompt takes, by the size of its encoders: on a device, and on threads of a CPU.
+"""Costs of encoding a prompt, by the size of its encoders: on a device, and on threads of a CPU.
 
 Encoders read each of their weights once, and compute two operations with it for each token of the
-prompt. What was encoded is stored by its digest, and a run encodes each of its prompts once.
+prompt. Results of encoding are stored by digest, and a run encodes each of its prompts once.
 """
 
 from services.scheduler.costs.profile import Profile
@@ -9,7 +9,7 @@ from services.scheduler.costs.profile import Profile
 GIB = 2**30
 WEIGHT_BYTES = 2
 DEVICE_TFLOPS, DEVICE_GB_PER_SECOND = 400.0, 3350.0
-"""An H100's in a network's forward pass, and that of its memory."""
+"""Speed of an H100 in a network's forward pass, and of its memory."""
 THREAD_TFLOPS = 0.09
 """A thread of a CPU: CLIP-H took 3.5 s of one for an image, .32e12 operations."""
 

@@ -13,7 +13,7 @@ MEMORY_ALONE = (
     aten._unsafe_view, aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty,
     aten.new_empty_strided,
 )  # fmt: skip
-"""Operations that make a view or memory without values, which their schemas do not say."""
+"""Operations that make a view or memory without values, which their schemas do not declare."""
 
 
 @cache

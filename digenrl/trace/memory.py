@@ -1,7 +1,7 @@
 """Estimates the memory that a run takes of its devices: what they hold, and their peak.
 
-Figures are those of a profile, for one shape of the model's samples. Activations of another shape
-scale with the number of latents, those of another type with its size.
+Figures belong to a profile, for one shape of the model's samples. Activations of another shape
+scale with the number of latents, activations of another type with its size.
 """
 
 from collections.abc import Collection
@@ -26,7 +26,7 @@ decoder on an H200, taken for others."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelUse:
-    """Says how a run uses its model."""
+    """How a run uses its model."""
 
     height: int
     width: int
@@ -46,7 +46,7 @@ class ModelUse:
     ranks: int = 1
     """Number of ranks that share the weights."""
     sets: TrainedSets = field(default_factory=TrainedSets)
-    """Sets of the trained weights that a device holds in addition to those of its network."""
+    """Sets of the trained weights that a device holds in addition to its network's."""
     encodes: bool = True
     """Whether devices that generate hold the text encoders; if not, a process of its own does."""
     tiles: bool = False
@@ -60,7 +60,7 @@ class ModelUse:
     base: Quantised | None = None
     """Form of the network under the adapter that is trained, if it is quantised."""
     weights: Form | None = None
-    """Form of the network on rollout devices, if it is not that of devices that train."""
+    """Form of the network on rollout devices, if it differs from the training devices'."""
     can_weigh: bool = True
     """Whether rows of samples by other weights than the trainer's can be weighted."""
 
@@ -101,7 +101,8 @@ class DeviceMemory:
 
 
 def rollout_needs(memory: Memory, use: ModelUse) -> DeviceMemory:
-    """Return what a generating device needs; it loads the next version beside the one in use."""
+    """Return the memory of a generating device; it loads the next version next to the one in
+    use."""
     network, host = _held_network(memory, use)
     return DeviceMemory(
         network=network,
@@ -116,9 +117,9 @@ def rollout_needs(memory: Memory, use: ModelUse) -> DeviceMemory:
 def trainer_needs(memory: Memory, use: ModelUse) -> DeviceMemory:
     """Return what a device needs that only trains: a peak has the gradient.
 
-    Ranks that share the weights hold a part each, and gather one block after the other. Weights
-    that are all trained are kept in float32: the parts of ranks are these, and gathered as
-    `model.dtype`; a device alone holds them beside those that it computes with.
+    Ranks that share the weights hold a part each, and gather one block after the other. If all
+    weights are trained, they are kept in float32: the parts of ranks are these, and gathered as
+    `model.dtype`; a single device holds them in addition to the weights for computation.
     """
     network, adapter = _network(memory, use) / use.ranks, _adapter(memory, use)
     host = use.sets.on_host * _network(memory, use) + _offloaded(memory, use)
@@ -264,7 +265,7 @@ def _trained_weights(memory: Memory, use: ModelUse) -> float:
 
 
 def _latents(memory: Memory, use: ModelUse) -> float:
-    """Return the ratio of a sample's latents to those of the figures."""
+    """Return the ratio of a sample's latents to the figures' latents."""
     figures = memory.height * memory.width * memory.frames
     return use.height * use.width * use.frames / figures
 

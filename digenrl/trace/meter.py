@@ -1,8 +1,8 @@
 """Measures work on fake tensors: bytes of storages that live, operations and launched kernels.
 
 Fake tensors have shapes and types, and no values. Every operation passes the meter: storages that
-it makes count until they are freed, each once, however many views of it there are. What is held
-beforehand counts as nothing. A value that is read, a loss or a test whether numbers are finite, is
+it makes count until they are freed, each once, however many views of it there are. Memory held
+beforehand does not count. A value that is read, a loss or a test whether numbers are finite, is
 answered: 1, or yes.
 
 It does not see what a GPU takes besides: the allocator's slack, work spaces of kernels, and buffers
@@ -39,7 +39,7 @@ FORMULAS: Mapping[Any, Callable[..., int]] = {
         aten._scaled_dot_product_flash_attention_backward
     ],
 }
-"""Operations of one call, by its arguments; fake tensors are those of a CPU."""
+"""Operations of one call, by its arguments; fake tensors count as CPU tensors."""
 
 TENSOR_TYPES = (Tensor, nn.Parameter)
 """Types of tensors with values."""
@@ -176,7 +176,7 @@ class Meter(TorchDispatchMode):
                     self._watched.add(storage._cdata)
 
     def _settle(self) -> None:
-        """Notices that watched storages are empty, which nobody says."""
+        """Detect watched storages that have become empty, for which there is no event."""
         for address in tuple(self._watched):
             storage = self._alive[address]()
             if storage is not None:

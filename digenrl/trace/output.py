@@ -1,4 +1,4 @@
-"""Tells what a trace has found, for people."""
+"""Shows the result of a trace."""
 
 from collections.abc import Iterator
 
@@ -75,7 +75,7 @@ def _storage(found: Trace, recipe: Recipe) -> dict[str, str]:
 
 
 def _tera(flops: Flops, rows: int) -> str:
-    """Tells operations per row, float32 apart where another type has the most."""
+    """Show operations per row, with float32 separate where another type has the most."""
     if not flops:
         return ""
     total, apart = sum(flops.values()) / rows / TERA, flops.get("float32", 0) / rows / TERA

@@ -1,7 +1,7 @@
 """Makes a cost profile of a trace: its memory and operations, and seconds by assumed rates.
 
-Nothing in it was measured. Operations become seconds at rates that the profiles of known models
-have; what no trace sees, such as a reward or the speed of another device, is taken over from one of
+Nothing in it was measured. Operations become seconds at rates in the profiles of known models;
+costs that no trace measures, such as a reward or the speed of another device, come from one of
 them. Imports no torch.
 """
 
@@ -20,8 +20,8 @@ from shared.models.catalogue import find_family
 from shared.recipe.recipe import Recipe
 
 FORWARD_TFLOPS = 400.0
-"""Operations of an H100 per second in a network's forward pass, in 1e12: that of
-HunyuanVideo by its profile; Wan2.1-14B has 410, FLUX.1-dev 370."""
+"""Operations of an H100 per second in a network's forward pass, in 1e12: HunyuanVideo's rate by its
+profile; Wan2.1-14B has 410, FLUX.1-dev 370."""
 DECODING_TFLOPS = 80.0
 """The same of a decoder in float32: an image's .03 s, and HunyuanVideo's 3.2 s."""
 REWARD_SECONDS = {"image": 0.05, "video": 0.8}
@@ -39,7 +39,7 @@ def traced_profile(recipe: Recipe, trace: Trace, *, name: str | None = None) -> 
         name: name of the profile, by default the model's.
 
     Raises:
-        UserError: if all weights are trained, of which a profile's tables say nothing.
+        UserError: if all weights are trained, which a profile's tables do not cover.
     """
     if recipe.model.trained != "lora":
         raise UserError(

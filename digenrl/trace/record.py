@@ -1,5 +1,5 @@
-"""What a trace finds of one model, at one shape of its samples: a record that can be kept as JSON,
-and the figures of a cost profile that follow from it. Imports no torch."""
+"""Results of a trace of one model, at one shape of its samples: a record that can be kept as JSON,
+and the resulting figures of a cost profile. Imports no torch."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -19,7 +19,7 @@ Rows = Annotated[int, Field(gt=0)]
 
 
 class Shape(Record):
-    """Says what was traced: two runs of the same shape share a trace."""
+    """Traced configuration: two runs of the same shape share a trace."""
 
     height: Positive
     width: Positive
@@ -32,7 +32,7 @@ class Shape(Record):
     rank: Count
     """Rank of the adapter; 0 if all weights are trained."""
     targets: tuple[str, ...]
-    """Names of the layers that the recipe adapts; empty for those of the family."""
+    """Names of the adapted layers; empty for the family's."""
     gradient_checkpointing: bool | Literal["selective", "offloaded"]
     cfg_gradient: Literal["both", "conditional"] = "both"
     """Halves of classifier-free guidance that a training pass has a gradient by."""
@@ -45,7 +45,7 @@ class Weights(Record):
     network: Count
     """Without what is trained, if that is an adapter, and as if nothing were quantised."""
     saved: Count = 0
-    """What the network takes less because it is quantised."""
+    """Memory saved by quantisation."""
     streamed: Count
     """Part of the network that a device holds at a time if its blocks are streamed."""
     linear: Count
@@ -58,14 +58,14 @@ class Weights(Record):
 
 
 class MeasuredPass(Record):
-    """Measures one call: a denoising step of so many samples, or the decoding of one."""
+    """Measurements of one call: a denoising step of a number of samples, or the decoding of one."""
 
     rows: Rows
     peak_bytes: Count
     """Most that lives at a time beyond the weights."""
     flops: Flops
     launches: Count
-    """Kernels that a host launches for it on a GPU, whatever the rows."""
+    """Kernels that a host launches for it on a GPU, for any rows."""
 
 
 class TrainingPass(Record):
@@ -82,7 +82,7 @@ class TrainingPass(Record):
     """Passes without a gradient: of the network without its adapter for a KL term, and of the
     unconditional half if that is to have none."""
     launches: Count
-    """Kernels that a host launches for all of it on a GPU, whatever the rows."""
+    """Kernels that a host launches for all of it on a GPU, for any rows."""
 
     @property
     def flops(self) -> int:
@@ -100,7 +100,7 @@ class Training(Record):
     """Most that lives at a time in an optimizer step, beyond weights, gradients and optimizer."""
 
     def peak_bytes(self, rows: int) -> float:
-        """Returns the peak of a pass of so many rows, on a line through two that were traced."""
+        """Return the peak of a pass of this many rows, on a line through two traced ones."""
         fixed, each = affine([(each.rows, each.peak_bytes) for each in self.passes])
         return max(fixed + each * rows, self.gradients + self.step_peak)
 
@@ -126,7 +126,7 @@ class StoredBytes(Record):
     weights: Count
     """Bytes of a version's weights."""
     checkpoint: Count
-    """Bytes of what the optimizer needs to go on from a version."""
+    """Bytes of the optimizer's state for resuming from a version."""
 
     def batch(self, groups: int, group_size: int) -> int:
         samples = groups * group_size
@@ -152,18 +152,18 @@ class Trace(Record):
     model: Text
     """Name of the model's folder."""
     is_published: bool
-    """Whether the configuration is that of this package, not of a folder."""
+    """Whether the configuration comes from this package, not from a folder."""
     shape: Shape
     weights: Weights
     denoise: Annotated[tuple[MeasuredPass, ...], Field(min_length=1)]
-    """Denoising steps that were traced, by ascending samples; the last is that of a fragment."""
+    """Traced denoising steps, by ascending samples; the last one has a fragment's samples."""
     decode: MeasuredPass
     train: Training | None
     """Training on a device that holds all weights; None if they are shared."""
     sharded: RankMemory | None
     stored: StoredBytes
     counted: TracedWork | None = None
-    """What makes it a cost profile, if that was asked for."""
+    """Further inputs of a cost profile, if requested."""
 
     @property
     def training(self) -> Training:
@@ -172,7 +172,7 @@ class Trace(Record):
         return found
 
     def denoise_peak(self, samples: int) -> float:
-        """Returns the peak of a denoising step of so many samples, beyond the weights."""
+        """Return the peak of a denoising step of this many samples, beyond the weights."""
         fixed, each = affine([(each.rows, each.peak_bytes) for each in self.denoise])
         return fixed + each * samples
 
@@ -200,8 +200,8 @@ class Trace(Record):
         return Launches(step=step.launches, training_pass=last.launches)
 
     def memory(self, *, fragment: int) -> Memory:
-        """Returns a cost profile's memory table. Its figures are exact for fragments of so many
-        samples, at this shape; those of decoding are in tiles if the recipe decodes so."""
+        """Returns a cost profile's memory table. Its figures are exact for fragments of this many
+        samples, at this shape; figures of decoding assume tiles if the recipe decodes in tiles."""
         shape, weights = self.shape, self.weights
         scale = ITEM_BYTES[shape.dtype] / FIGURES_BYTES
         last = self.training.passes[-1]
@@ -234,7 +234,7 @@ class Trace(Record):
 
 
 def affine(points: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """Returns the part that does not grow with rows, and that of each row, from (rows, bytes).
+    """Return the fixed part and the part of each row, from (rows, bytes).
 
     >>> affine([(1, 30), (3, 70)])
     (10.0, 20.0)

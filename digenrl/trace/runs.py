@@ -1,6 +1,6 @@
 """Traces a recipe: the project's own generator and trainer, on a model of fake tensors.
 
-What runs is what a run runs, once: a denoising step of the last fragment's size, the decoding of a
+It runs each part of a run once: a denoising step of the last fragment's size, the decoding of a
 sample, a training pass of the smallest chunk and of one twice as large, an optimizer step. Steps
 between are taken by a network that answers zeros, so that states are kept as they would be. On a
 trainer, gradients of an earlier pass are there, as they are from the second pass on.
@@ -60,7 +60,7 @@ ShowLine = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSetting:
-    """Says how a recipe is traced, where that is not for the recipe to say."""
+    """How a recipe is traced, beyond the recipe itself."""
 
     fragment: int
     """Samples that a device generates at a time."""
@@ -94,7 +94,7 @@ def trace(recipe: Recipe, setting: TraceSetting, *, is_published: bool, say: Sho
     """Traces a recipe whose model's folder has the configuration files.
 
     Raises:
-        UserError: if files are missing, or the model is of no known family.
+        UserError: if files are missing, or the model's family is unknown.
     """
     table = recipe.model
     say("sizes of the text encoders")

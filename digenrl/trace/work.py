@@ -1,7 +1,7 @@
 """Counts what a network computes, by the size of its samples: the table `work` of a cost profile.
 
-The network of a trace makes a forward pass of one row at six sizes. What is the same for every
-row, what each token takes, and each pair of tokens, follows exactly
+The network of a trace makes a forward pass of one row at six sizes. Costs that are the same for
+every row, costs per token, and per pair of tokens, follow exactly
 (`services.scheduler.costs.sizes`).
 """
 
@@ -34,7 +34,7 @@ def counted(recipe: Recipe, setting: TraceSetting) -> TracedWork:
     """Counts what a cost profile needs besides a trace of the recipe.
 
     Raises:
-        UserError: if files are missing, or the model is of no known family.
+        UserError: if files are missing, or the model's family is unknown.
     """
     run = FakeRun.of(recipe, setting)
     work = _work(recipe, run)

@@ -20,11 +20,11 @@ Tell = Callable[[Request, Exception], JSONResponse]
 OF_PROGRAMS = ("/v1/", "/data/", "/static/")
 """Beginnings of addresses that are no pages."""
 OF_STORE = {Unavailable: 503, IntegrityError: 410, ContractError: 500}
-"""Faults of the store, or of what it holds, and the status that says so."""
+"""Faults of the store, or of its content, and their HTTP status."""
 
 
 def add_error_pages(app: FastAPI, render: Render) -> None:
-    """Answer whatever is raised in ``app`` as a problem, or for a browser as a page."""
+    """Respond to each error of ``app`` with a problem, or for a browser with a page."""
     add_problems(app)
     for fault, status in OF_STORE.items():
         app.add_exception_handler(fault, _problem_of(status))

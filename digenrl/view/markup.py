@@ -24,7 +24,7 @@ LINKS = {
 
 
 def templates() -> Environment:
-    """Return the templates of the page, with what they say numbers and sentences by."""
+    """Return the templates of the page, with their filters for numbers and sentences."""
     found = Environment(
         loader=PackageLoader("digenrl.view"), undefined=StrictUndefined,
         autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True, finalize=_shown,

@@ -1,16 +1,16 @@
 """Serves the run's page: HTML made here, and figures as JSON for its charts.
 
-    /            what the run does, curves, alarms       /timeline   what every device did, and when
-    /samples     what the model makes, over time         /workers    who works, by host
+    /            state of the run, curves, alarms       /timeline   use of every device over time
+    /samples     samples of the model, over time         /workers    workers, by host
     /batches     training samples, worst first, and why  /evaluations  figures at fixed seeds
-    /sample      what became of one of them
-    /schedule    what was decided and what it gave       /versions   all policy versions
+    /sample      history of a sample
+    /schedule    decisions and their gains       /versions   all policy versions
     /letters     dead letters            /recipe      the resolved recipe
-    /plan        what other devices would make of it
+    /plan        plans for other devices
 
-A process of its own, so that whoever looks never delays the scheduler. What the run has done is
-read from its object store, what it does now is asked from the scheduler's API; once the run is
-over, everything but that is still there.
+A process of its own, so that viewers never delay the scheduler. The run's history is read from its
+object store, its present state is requested from the scheduler's API; once the run is over,
+everything but the present is still available.
 """
 
 import os
@@ -53,7 +53,7 @@ PAGES = (
     "letters", "recipe", "plan",
 )  # fmt: skip
 TITLES = {"samples": "gallery", "batches": "training samples", "letters": "dead letters"}
-"""What pages are called whose address says less."""
+"""Titles of pages whose address is less clear."""
 ASSETS = {
     "app.js": "text/javascript", "timeline.js": "text/javascript", "style.css": "text/css",
     "uPlot.iife.min.js": "text/javascript", "uPlot.min.css": "text/css",
@@ -89,7 +89,7 @@ class View:
     live: LiveRun
     others: tuple[RunHistory, ...] = ()
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    """What tells a process of its own where the run's store is."""
+    """Variables that locate the run's store, for a separate process."""
 
     @property
     def runs(self) -> tuple[RunHistory, ...]:

@@ -1,8 +1,8 @@
-"""Writes geneval.jsonl and geneval.held-out.jsonl beside this file: prompts in GenEval's format
+"""Writes geneval.jsonl and geneval.held-out.jsonl next to this file: prompts in GenEval's format
 (Ghosh et al. 2023, djghosh13/geneval, prompts/evaluation_metadata.jsonl), made here and not copied.
 
 The six tags and their wording are GenEval's: one object, two objects, a count, a colour, a
-position, and the colours of two objects; classes are those of COCO. A held-out prompt is none of
+position, and the colours of two objects; classes come from COCO. A held-out prompt is none of
 the others.
 """
 

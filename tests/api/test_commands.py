@@ -77,9 +77,9 @@ def test_a_host_is_drained_and_what_cannot_be_is_said(live: Scheduler) -> None:
     refused = run("workers", "demo", "reward-0", "--drain")
     assert refused.exit_code == 1 and "SIGTERM" in refused.output
     for arguments, fault in (
-        (["nobody"], "NAMES: nobody is none of reward-0, rollout-0"),
+        (["nobody"], "NAMES: nobody is unknown; use some of reward-0, rollout-0"),
         (["a", "--drain"], "NAMES: a is a host: write --host a"),
-        (["--host", "c"], "--host: c is none of a, b"),
+        (["--host", "c"], "--host: c is unknown; use one of a, b"),
         (["--drain"], "NAMES: name workers, or a host"),
     ):
         with pytest.raises(UserError, match=fault):
@@ -116,7 +116,7 @@ def test_tag_is_shown_and_chosen_and_a_run_is_paused(live: Scheduler) -> None:
     assert "pause is asked for" in run("pause", "demo").output
     kinds = [(each.kind, getattr(each, "mode", "")) for each in cast(Outbox, live.bus).published]
     assert kinds == [("tag_request", "off"), ("tag_request", "fixed"), ("operator_request", "")]
-    with pytest.raises(UserError, match="MODE: 'much' is none of auto"):
+    with pytest.raises(UserError, match="MODE: 'much' is unknown; use auto"):
         run("tag", "demo", "much")
 
 

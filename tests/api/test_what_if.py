@@ -41,7 +41,7 @@ async def test_what_cannot_be_planned_is_refused_in_a_line(
     for asked, status, reason in (
         ({"hosts": "h100x8*100"}, 422, "hosts: at most 512 devices are planned here, not 800"),
         ({"devices": "h100=9999"}, 422, "at most 512 devices"),
-        ({}, 422, "hosts: say which GPUs there are"),
+        ({}, 422, "hosts: name the GPUs"),
     ):
         with pytest.raises(Refused, match=reason) as found:
             await planner.plan(**asked)
@@ -59,7 +59,7 @@ def test_a_run_without_a_cost_profile_is_refused(tmp_path: Path) -> None:
     question = PlanRequest(recipe=history.recipe.model_dump_json(), hosts="h100x8*2")
     assert str(answer(question)["refused"]).startswith("profile: no cost profile fits the network")
     for given, reason in (
-        ({"profile": "sd35-large"}, "hosts: say which GPUs there are"),
+        ({"profile": "sd35-large"}, "hosts: name the GPUs"),
         ({"profile": "sd35-large", "hosts": "z80x8*2"}, "hosts: sd35-large knows no z80"),
     ):
         asked = PlanRequest(recipe=SD35_RECIPE, **given)  # type: ignore[arg-type]

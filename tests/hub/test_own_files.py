@@ -74,7 +74,7 @@ def test_files_of_each_format_may_hold_the_images_themselves(tmp_path: Path) -> 
         ({"folder": "pics/1.png"}, r"folder: .*1.png has another format; use .parquet, .jsonl"),
         (
             {"folder": "broken.json"},
-            r"folder: broken.json line 1 is no JSON object: .*; mend the file",
+            r"folder: broken.json line 1 is no JSON object: .*; correct the file",
         ),
         (
             {"folder": "out.csv", "image": "file"},

@@ -181,4 +181,4 @@ def test_a_pool_is_given_once() -> None:
         check(path, "h100=8", hosts="h100x8", elsewhere=True)
     words = ["plan", "--profile", "flux1-dev"]
     refused = CliRunner().invoke(app, words).exception
-    assert isinstance(refused, UserError) and "say which GPUs there are" in str(refused)
+    assert isinstance(refused, UserError) and "name the GPUs" in str(refused)

@@ -39,7 +39,7 @@ def test_the_worst_samples_of_a_step_come_first_and_say_why(tmp_path: Path, toke
     rewards = re.findall(r"<b>([\d.]+|no score)</b>", text)
     assert rewards[:2] == ["0.000", "0.250"] and rewards[-1] == "no score"
     assert "1 sample has no score: group 1 (" in text and "order=unscored" in text
-    assert 'was trained on all of them but those that say "not trained"' in text
+    assert 'All samples without the mark "not trained" were trained' in text
     alone = page_text(run, tokens, "/batches?step=1&order=unscored")
     assert re.findall(r"<b>([\d.]+|no score)</b>", alone) == ["no score"]
     assert "group 0, sample 3</a>; version 0, rollout-0-a" in text and "advantage -" in text

@@ -6,8 +6,8 @@ api_tokens.json       DIGENRL_API_TOKENS of every service; viewer.token, operato
 brokers/nats/         nats.conf of nats-server
 brokers/redis/        redis.conf of Redis; its users also alone, as users.acl, for an aclfile
 brokers/s3/           HOME of SeaweedFS: .seaweedfs/security.toml, and s3.json for -s3.config
-ca/                   who signs certificates, if TLS was asked for; each server's lie beside its
-                      configuration
+ca/                   the certificate authority, with TLS; each server's certificate is next to
+    its configuration
 """
 
 from collections.abc import Collection, Sequence
@@ -45,11 +45,11 @@ class BrokerAddresses:
 
 
 def make_deployment(folder: Path, places: BrokerAddresses, runs: Collection[str] = ()) -> list[str]:
-    """Make what is missing, and the configuration anew; return lines that say what is where. Roles
-    write to these runs.
+    """Make missing files, and the configuration again; return lines that locate each. Roles write
+    to these runs.
 
     Raises:
-        UserError: if certificates are asked for and cannot be made.
+        UserError: if certificates are requested and cannot be made.
     """
     keys, tokens = keys_in(folder), tokens_in(folder)
     authority = authority_in(folder / "ca") if places.tls else None

@@ -71,9 +71,9 @@ class Brokers:
     secrets: dict[Role, dict[str, str]]
     """Variables by which a service proves its role, which belong in files."""
     owner: dict[str, str]
-    """Variables of who may do everything in the object store."""
+    """Variables of the store's owner, who has all rights."""
     redis_inner: int
-    """Port of loopback where Valkey listens, if somebody else speaks TLS for it."""
+    """Port of loopback where Valkey listens, if another program terminates TLS for it."""
 
 
 def plan_brokers(

@@ -24,7 +24,7 @@ def server_config(
     """Return the text of a configuration; it holds secrets.
 
     ``keys``: the secrets of all roles, or the password of one user who may do everything.
-    ``monitor``: where it tells anybody how it is; None: nowhere.
+    ``monitor``: where it serves its health without authentication; None: nowhere.
     """
     # sync_interval always: an acknowledged message survives a power cut.
     return f"""listen: {json.dumps(listen)}

@@ -1,4 +1,4 @@
-"""SeaweedFS as the S3 server of a run: how it is started, durable, and how it is asked."""
+"""SeaweedFS as the S3 server of a run: start, durability, and health checks."""
 
 import asyncio
 import base64
@@ -29,7 +29,7 @@ BUCKET = "digenrl"
 FSYNC_RULE = {"locations": [{"locationPrefix": "/", "fsync": True}]}
 """A rule for SeaweedFS's filer: it flushes an object to the disk before it answers the put."""
 HOME_FOLDER = "seaweedfs"
-"""Folder beside the volumes, with the settings, sockets and logs of SeaweedFS."""
+"""Folder next to the volumes, with the settings, sockets and logs of SeaweedFS."""
 VOLUMES = "../objects"
 """The volumes as its home folder reaches them."""
 START_IN_HOME = 'cd "$1" && shift && exec "$0" -logdir=. "$@"'
@@ -37,7 +37,7 @@ START_IN_HOME = 'cd "$1" && shift && exec "$0" -logdir=. "$@"'
 INDEX_AND_START = f'cd "$1" && "$0" -logdir=. fix -ignoreError=true {VOLUMES}; {START_IN_HOME}'
 """A shell command that rebuilds the indexes of the volumes and then starts SeaweedFS. The rule
 flushes the data of an object but not its index entry, which a power cut may destroy. Paths are
-relative: `-dir` splits them at commas, `$` is expanded, and that of a socket has 107 bytes."""
+relative: `-dir` splits them at commas, `$` is expanded, and a socket's path has 107 bytes."""
 ENVIRONMENT = {
     "HOME": ".",
     "GOMEMLIMIT": "512MiB",
@@ -49,7 +49,7 @@ ENVIRONMENT = {
 """Its own: object names are in SQLite, which flushes every change; its default, LevelDB, never
 flushes."""
 SOCKET_BIND_S = 60
-"""Age of a socket at which somebody listens there, if anybody ever will."""
+"""Age of a socket after which its owner has started to listen, if ever."""
 VACUUM_S = 60
 """Longest time for which what was deleted takes space on the disk."""
 SWEEP_S = 40
@@ -57,9 +57,9 @@ SWEEP_S = 40
 MAX_GARBAGE = 0.3
 """Share of deleted bytes above which a sweep rewrites a volume."""
 OWNER = "digenrl"
-"""Access key of who may do everything."""
+"""Access key of the owner, who has all rights."""
 IDENTITIES = ".seaweedfs/s3.json"
-"""File in the home folder of who may do what over S3."""
+"""File in the home folder with the rights over S3."""
 READY_OBJECT = "digenrl-ready"
 """Object that is written to see that it answers."""
 
@@ -95,7 +95,7 @@ class Server:
         """Write an object; raises an error of HTTP or of the store if that cannot be done.
 
         Args:
-            prepare: what has to be done before, once somebody listens.
+            prepare: preparation after the first port listens.
         """
         async with httpx.AsyncClient(verify=False, trust_env=False) as client:
             # Fails at once while nobody listens.
@@ -108,8 +108,8 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class InternalTls:
-    """Names the authority and the certificate by which the parts of SeaweedFS know one another:
-    nobody else may use their ports."""
+    """Authority and certificate by which the parts of SeaweedFS know one another: no other process
+    may use their ports."""
 
     ca: Path
     certificate: Certificate
@@ -193,7 +193,7 @@ def _certificates(inside: InternalTls) -> list[str]:
 
 
 def _identities(keys: str | Keys, runs: Collection[str]) -> list[dict[str, object]]:
-    """Return who may do what: an owner everything, a role what the description says.
+    """Return the rights: the owner has all, a role the rights in its description.
 
     A `*` matches slashes as well, so a rule names the run: `*/files/*` reaches `commits/files/`.
     """
@@ -232,8 +232,8 @@ def _base64(data: bytes) -> str:
 
 
 def remove_sockets(ports: Collection[int]) -> None:
-    """Remove the sockets of a store that has ended, at these ports of gRPC, and those that killed
-    ones have left: SeaweedFS makes some in /tmp, and no option says otherwise."""
+    """Remove the sockets of an ended store, at these ports of gRPC, and of killed ones: SeaweedFS
+    makes some in /tmp, and no option changes that."""
     for path in Path("/tmp").glob("seaweedfs-*.sock"):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
             is_own = any(path.name.endswith(f"-{port}.sock") for port in ports)

@@ -19,7 +19,7 @@ class Listed:
     package: str
     """Name and version of the package that brings it."""
     note: str
-    """What it needs or makes, or why it cannot be used."""
+    """Its requirements or results, or why it cannot be used."""
 
 
 def listed_rewards() -> list[Listed]:

@@ -52,7 +52,7 @@ class CheckedRun:
     """Forecast for the given devices, if there are any."""
     verdict: Verdict
     trace: Trace | None = None
-    """What a trace has found, if one was asked for."""
+    """Result of a trace, if one was requested."""
 
     @cached_property
     def lines(self) -> list[str]:
@@ -80,7 +80,7 @@ class CheckedRun:
         yield from (each.line for each in implied_values(recipe))
 
     def _of_choices(self) -> Iterator[str]:
-        """Names values that depend on more than the recipe, such as those of "auto"."""
+        """Name values that depend on more than the recipe, such as a value of "auto"."""
         recipe = self.recipe
         yield from left_out(recipe)
         if recipe.evaluation.prompts is None:

@@ -1,7 +1,7 @@
-"""Looks for what would keep a run from working on this machine, and says how to mend it.
+"""Finds problems of this machine that would keep a run from working, with remedies.
 
-Each check looks at one thing and returns a finding. What it makes, an object in the store and
-brokers in a folder of their own, it deletes again.
+Each check looks at one thing and returns a finding. It deletes its probes again, an object in the
+store and brokers in a folder of their own.
 """
 
 import asyncio
@@ -72,12 +72,12 @@ ADDRESSES = {
     "nats": "NATS_URL", "redis": "REDIS_URL", "store": "STORE_URL and DIGENRL_S3_ENDPOINT",
     "clock": "S3_ENDPOINT", "api": "API_TOKENS",
 }  # fmt: skip
-"""Settings that say where each of them is."""
+"""Settings with their addresses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check has found."""
+    """Result of a check."""
 
     check: str
     state: State
@@ -134,7 +134,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _variables(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Name variables of ours that nobody reads: most are mistyped."""
+    """Name variables of ours that no code reads: most are mistyped."""
     ours = [name for name in environment if name.startswith("DIGENRL_")]
     for name in sorted(set(ours) - VARIABLES):
         [near] = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.6) or [""]

@@ -150,7 +150,7 @@ def check_rest(recipe: Recipe, *, elsewhere: bool = False, begun: bool = False) 
 
     Args:
         elsewhere: the rewards and rollout, with their packages and folders, are on other hosts.
-        begun: it is the recipe of a run that goes on, whatever its prompts lack.
+        begun: it is the recipe of a run in progress, even if its prompts lack something.
 
     Raises:
         UserError: if something is missing."""

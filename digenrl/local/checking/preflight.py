@@ -40,7 +40,7 @@ NEEDED_BYTES = 1 << 30
 
 
 def ignore(_: str) -> None:
-    """Hears what nobody wants to know."""
+    """Ignores lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,12 @@ class UpRequest:
 
     recipe: Path
     options: Mapping[str, Any]
-    """Values of keys, by their dotted names, over those of the recipe."""
+    """Values of keys, by their dotted names, over the recipe's."""
     resume: bool
     port: int
     runs: Path
     run: str = ""
-    """Name of the run, over that of the recipe; or an earlier run, by its name or folder."""
+    """Name of the run, over the recipe's; or an earlier run, by its name or folder."""
     fresh: bool = False
     """True starts a new run even if an earlier run is unfinished."""
     targets: MetricTargets = field(default_factory=MetricTargets)
@@ -62,7 +62,7 @@ class UpRequest:
     typed: Sequence[str] = ("digenrl", "up", "RECIPE")
     """The command line."""
     say: Callable[[str], None] = ignore
-    """Hears what is prepared, such as prompts of the user's own files."""
+    """Receives lines about preparations, such as prompts of the user's own files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def say_all(lines: Iterable[str], say: Callable[[str], None]) -> None:
 def prepare(request: UpRequest) -> LocalRun:
     """Check everything, then make the run's folder.
 
-    An earlier run in its folder goes on or is renamed; it is never deleted.
+    An earlier run in its folder continues or is renamed; it is never deleted.
 
     Raises:
         UserError: for the first problem, with its remedy.

@@ -44,7 +44,7 @@ class RewardTrial(BaseModel):
     mean: float | None
     """Mean of the scores that there are."""
     seconds: float
-    """Time of the scoring, without that of the import."""
+    """Time of the scoring, without the import."""
 
     @property
     def failed(self) -> int:
@@ -101,7 +101,7 @@ def read_images(folder: Path) -> dict[str, Pixels]:
     folders: gray if the file is, otherwise RGB.
 
     Raises:
-        UserError: if there are none.
+        UserError: if the folder has none.
     """
     if not folder.is_dir():
         raise UserError(f"--images: no folder {folder}")
@@ -157,7 +157,7 @@ def _metadata(prompts: Path | None, samples: Sequence[Pixels]) -> Metadata:
 
 
 def _told(prompt: Prompt, source: Path | None, sample: Pixels) -> Mapping[str, object]:
-    """Return what a function is told of a sample: as in a run, a source image has its size."""
+    """Return a function's arguments for a sample: as in a run, a source image has its size."""
     if source is None:
         return scorer_inputs(prompt)
     try:
@@ -169,7 +169,7 @@ def _told(prompt: Prompt, source: Path | None, sample: Pixels) -> Mapping[str, o
 def _scored(
     scorer: WeightedScorer, samples: dict[str, Pixels], metadata: Metadata
 ) -> Iterator[RewardTrialResult]:
-    """Score neighbours of one shape together, as those of a group are."""
+    """Score neighbours of one shape together, as in a group."""
     names, first = list(samples), 0
     for last in range(1, len(names) + 1):
         if last < len(names) and samples[names[last]].shape == samples[names[first]].shape:

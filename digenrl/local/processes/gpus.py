@@ -21,7 +21,7 @@ SLICE = re.compile(r"MIG (\S+?)\.(\d+)gb")
 
 
 def visible_cards() -> tuple[Card, ...]:
-    """Return the GPUs that this process may use, with kind and memory where the driver says them.
+    """Return the GPUs that this process may use, with kind and memory if the driver reports them.
 
     Raises:
         UserError: as `visible_gpus`.
@@ -33,8 +33,8 @@ def visible_cards() -> tuple[Card, ...]:
 
 
 def _known(program: str) -> dict[str, Card]:
-    """Return what the driver says of GPUs by number and by id, and of slices by id; nothing if it
-    does not answer."""
+    """Return the driver's data of GPUs by number and by id, and of slices by id; empty if it does
+    not respond."""
     rows = [[cell.strip() for cell in line.split(",")] for line in _said(program, *QUERY)]
     found = {
         name: Card(name, row[2], float(row[3]) / MIB_PER_GIB if row[3].isdigit() else None)

@@ -23,7 +23,7 @@ _held: dict[int, int] = {}
 
 
 def hold_port(port: int) -> bool:
-    """Hold a port for a child, so that ``free_ports`` hands it out to nobody else.
+    """Hold a port for a child, so that ``free_ports`` does not hand it out again.
 
     The socket is bound and never listens. On Linux a child can still listen on the port, since both
     set SO_REUSEADDR, while others do not find the port free. On other systems only this process
@@ -80,7 +80,7 @@ def free_ports(count: int, *, paired_at: int = 0) -> list[int]:
 
 
 def _is_free(port: int) -> bool:
-    """Tell whether a port is neither used nor held: without SO_REUSEADDR, binding it fails."""
+    """Return whether a port is neither used nor held: without SO_REUSEADDR, binding it fails."""
     if port in _held:
         return False
     with socket.socket() as probe:

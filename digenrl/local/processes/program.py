@@ -1,4 +1,4 @@
-"""A child process, how to tell that it answers, and whether it rejects its configuration."""
+"""A child process, its readiness check, and whether it rejects its configuration."""
 
 import asyncio
 import re
@@ -30,7 +30,7 @@ async def nothing() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Describes a child process: how to start it, and how to tell that it answers."""
+    """A child process: how to start it, and how to check that it responds."""
 
     name: str
     argv: list[str]
@@ -45,7 +45,7 @@ class Program:
     optional: bool = False
     """Whether the other processes continue if this one keeps failing."""
     reports_work: bool = False
-    """Whether `Supervisor.record_work` hears of its work. If so, only work resets the count of its
+    """Whether `Supervisor.record_work` receives its work. If so, only work resets the count of its
     deaths, and not the time that it lives: loading a model may take minutes."""
 
 

@@ -1,9 +1,9 @@
 """Starts the ranks of a trainer on this host, as torchrun would.
 
-    python -m digenrl.local.processes.ranks N MODULE ARGUMENTS
+python -m digenrl.local.processes.ranks N MODULE ARGUMENTS
 
 The ranks are forked after what they import, where a starter has imported it or MODULE does. If one
-fails, the others are ended; the exit status is that of the first that failed, 1 for a signal.
+fails, the others are ended; the exit status comes from the first one that failed, 1 for a signal.
 """
 
 import importlib
@@ -55,7 +55,7 @@ def _be_a_rank(words: Sequence[str]) -> None:
 
 
 def _wait_for(ranks: set[int]) -> int:
-    """Return the exit status; when one fails, or this process is asked to end, end the others."""
+    """Return the exit status; when one fails, or after a stop signal, end the others."""
 
     def end(*_: object) -> None:
         for pid in ranks:

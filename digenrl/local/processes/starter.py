@@ -1,7 +1,7 @@
 """Starts Python processes by forking one that has their libraries already (starter_process.py).
 
-What it forks is a child of this process like any other. Where it cannot fork, and once it has died,
-processes are started in the ordinary way.
+A forked process is a child of this process like any other. Where it cannot fork, and once it has
+died, processes are started in the ordinary way.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ log = structlog.get_logger()
 
 
 class Process(Protocol):
-    """What is asked of a child, whoever has made it."""
+    """Interface of a child, however it was started."""
 
     @property
     def pid(self) -> int: ...
@@ -53,12 +53,12 @@ class Process(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PreloadPlan:
-    """Says what is imported ahead, and what may be forked then."""
+    """Modules that are imported in advance, and processes that may then be forked."""
 
     light: tuple[str, ...]
     """Modules, or ``module:attribute``, of processes without a model."""
     heavy: tuple[str, ...]
-    """What the others need besides."""
+    """Further imports of the others."""
     threads: int
     """Number of threads of the numerical libraries, which is read when they are imported."""
     stages: Mapping[tuple[str, ...], int]
@@ -116,12 +116,12 @@ class Starter:
     async def begin(
         cls, ahead: PreloadPlan, environment: Mapping[str, str], log_path: Path
     ) -> "Starter | None":
-        """Begin to import, beside what the caller does meanwhile; None where nothing can be forked,
-        or is not to be.
+        """Begin to import, concurrently with the caller; None if forking is impossible or turned
+        off.
 
         Args:
-            environment: variables of the starter, besides the inherited ones. A process that it
-                forks gets its own, but what is read while modules are imported is of these.
+            environment: variables of the starter, besides the inherited ones. A forked process
+                gets its own environment, but modules read these variables during their import.
         """
         if not is_wanted():
             return None
@@ -159,7 +159,7 @@ class Starter:
 
         Args:
             environment: all its variables.
-            files: what it writes its output and its errors to.
+            files: destination of its output and its errors.
         """
         stage = self.ahead.stage_of(argv)
         is_alike = all(environment.get(name) == self.imported[name] for name in IMPORT_VARIABLES)
@@ -183,7 +183,7 @@ class Starter:
         return None
 
     async def stop(self) -> None:
-        """End the starter; what it has forked goes on."""
+        """End the starter; its forked processes continue."""
         self.has_ended = True
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
@@ -224,10 +224,10 @@ class Starter:
 
 
 def is_wanted() -> bool:
-    """Tell whether processes can be forked here, and nobody has turned it off.
+    """Return whether processes can be forked here, unless it is turned off.
 
     Raises:
-        UserError: if the variable that does says neither on nor off.
+        UserError: if its variable is neither on nor off.
     """
     given = os.environ.get(STARTER_VARIABLE, "on")
     if given not in ("on", "off"):

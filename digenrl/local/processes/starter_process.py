@@ -1,12 +1,12 @@
-"""Imports the libraries of a run's services once, and forks a process for each that is asked for.
+"""Imports the libraries of a run's services once, and forks a process for each request.
 
 `Starter` (starter.py) begins this process and asks it over a socket. It has one thread and touches
 no GPU, because neither threads nor a GPU's state survive a fork: where a library has begun either
 while it was imported, this process ends, and nothing is forked.
 
-A child's own parent ends at once, so that Linux gives it to the process that asks. That one learns
-its exit status, and takes it along when it ends itself, as if it had started it. A starter that
-dies takes nobody along.
+A child's own parent ends at once, so that Linux gives it to the process that asks. The requesting
+process receives its exit status, and ends it when it ends itself, as if it had started it. A
+starter that dies ends no other process.
 """
 
 import ctypes
@@ -34,8 +34,8 @@ TITLE_BYTES = 1024
 GPU_FILES = ("/dev/nvidia-uvm", "/dev/kfd")
 """Files that CUDA and ROCm hold open once they are initialised."""
 COMMAND_LINE = slice(45, 47)
-"""Fields of /proc/self/stat, counted from the one after the name, that say where the command line
-lies in memory (48 and 49 in proc_pid_stat(5))."""
+"""Fields of /proc/self/stat, counted from the one after the name, with the location of the command
+line in memory (48 and 49 in proc_pid_stat(5))."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class ForkRequest:
     stage: int
     """Number of stages of imports that it waits for."""
     files: list[int]
-    """What it writes its output and its errors to."""
+    """Destination of its output and its errors."""
 
 
 @dataclass(slots=True)
@@ -60,8 +60,9 @@ class StarterProcess:
     waiting: list[ForkRequest] = field(default_factory=list)
 
     def work(self, stages: Sequence[Sequence[str]]) -> ForkRequest:
-        """Import what the stages name, and fork what is asked for until the process that asks has
-        closed its end, which ends this one. It returns in the children: with what they are to be.
+        """Import the modules of the stages, and fork requested processes until the requesting
+        process has closed its end, which ends this one. It returns in the children: with what they
+        are to be.
         """
         for stage, names in enumerate(stages):
             for name in names:
@@ -156,7 +157,7 @@ def fork_orphan(parent: int) -> int:
 
 
 def become(request: ForkRequest) -> None:
-    """Run what was asked for, in this process, as Python would with its command line."""
+    """Run the requested command line in this process, as Python would."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     for file, number in zip([nothing, *request.files], range(3), strict=True):
         os.dup2(file, number)
@@ -173,13 +174,13 @@ def become(request: ForkRequest) -> None:
 
 
 def take_own_randomness() -> None:
-    """Seed anew what Python does not seed by itself after a fork."""
+    """Seed again the generators that Python does not seed after a fork."""
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
 
 
 def set_title(argv: Sequence[str]) -> None:
-    """Show ``argv`` as this process's command line, as far as there is room for it."""
+    """Show ``argv`` as this process's command line, as far as space permits."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = (int(address) for address in fields[COMMAND_LINE])
     title = b"".join(os.fsencode(part) + b"\0" for part in argv)[: end - start - 1]

@@ -1,7 +1,7 @@
 """Keeps child processes running, and stops them in order.
 
 A child that dies is restarted, after a delay that grows each time. On Linux the children also die
-with this process, however it ends: an orphan would write to a run that somebody resumes.
+with this process, however it ends: an orphan would write to a run that is resumed later.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ from shared.process.linux import die_with_parent
 
 STOP_S = 20.0
 BROKER_STOP_S = 0.5
-"""Seconds for a broker to end before it is killed. What it has acknowledged is on the disk, and
-SeaweedFS would wait two seconds for requests that nobody makes."""
+"""Seconds for a broker to end before it is killed. Acknowledged data are on the disk, and SeaweedFS
+would wait two seconds for requests that never come."""
 MAX_BACKOFF_S = 10.0
 STABLE_S = 30.0
 """A child that lived this long counts as useful, unless it reports its work."""
@@ -60,7 +60,7 @@ class Supervisor:
     environment: dict[str, str]
     """Variables for every child, in addition to its own and the inherited ones."""
     starter: Starter | None = None
-    """What forks children that have their libraries already; None: all are started by Python."""
+    """Forks children that have their libraries already; None: Python starts all children."""
     children: dict[str, Child] = field(default_factory=dict)
     failed: "asyncio.Future[None]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -103,11 +103,11 @@ class Supervisor:
             self.children.pop(child.program.name, None)
 
     def restart(self, name: str) -> None:
-        """End a child, which is then started anew like one that has died."""
+        """End a child, which is then restarted like one that has died."""
         _signal(self.children[name], signal.SIGTERM)
 
     def is_kept(self, name: str) -> bool:
-        """Tell whether the child was started and has not been given up."""
+        """Return whether the child was started and has not been given up."""
         child = self.children.get(name)
         return child is not None and child.keeper is not None and not child.keeper.done()
 
@@ -124,7 +124,7 @@ class Supervisor:
         """Start a process, by a fork if that is possible.
 
         Args:
-            environment: variables in addition to those of every child and the inherited ones.
+            environment: variables in addition to every child's and the inherited ones.
             output: file that it writes to; by default, what this process writes to.
         """
         whole = {**os.environ, **self.environment, **environment, **SAFE_PATH}

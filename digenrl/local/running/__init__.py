@@ -1,1 +1,1 @@
-"""What `digenrl up` starts and shows while a run goes on."""
+"""Processes and display of `digenrl up` during a run."""

@@ -1,5 +1,5 @@
-"""What `digenrl up` mends by itself: once its disk was full, NATS takes nothing more until it is
-started anew, even if there is room again."""
+"""Automatic repairs of `digenrl up`: after its disk was full, NATS accepts nothing until it is
+restarted, even if there is space again."""
 
 import shutil
 import time
@@ -29,7 +29,7 @@ class AlarmRemedies:
     _not_before: float = 0.0
 
     async def look(self, supervisor: Supervisor) -> None:
-        """Start NATS anew if the scheduler says that it stores nothing, although there is room."""
+        """Restart NATS if the scheduler reports that it stores nothing, although there is space."""
         now = time.monotonic()
         if now < self._not_before or shutil.disk_usage(self.folder).free < MIN_FREE_BYTES:
             return

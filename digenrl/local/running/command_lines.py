@@ -59,7 +59,7 @@ def scheduler_program(local: LocalRun, ready: Ready) -> Program:
 
 
 def page_program(local: LocalRun, port: int, ready: Ready) -> Program:
-    """Return the program that serves the run's page; the run goes on without it."""
+    """Return the program that serves the run's page; the run does not depend on it."""
     argv = command(
         "view", local.recipe.run.name, "--port", str(port),
         "--scheduler", f"http://127.0.0.1:{local.api_port}",

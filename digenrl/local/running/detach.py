@@ -26,7 +26,7 @@ def detach(local: LocalRun) -> int:
 
 
 def hints(local: LocalRun, process: int) -> Iterator[str]:
-    """Wait until the run answers, and say how to follow, stop and resume it.
+    """Wait until the run responds, and show how to follow, stop and resume it.
 
     Raises:
         DigenRLError: if its process ends before.
@@ -35,7 +35,7 @@ def hints(local: LocalRun, process: int) -> Iterator[str]:
     name = folder.name if folder.parent == runs_folder().resolve() else str(folder)
     while not (folder / STATE_JSON).exists() or (folder / STATE_JSON).stat().st_mtime < began:
         if os.waitpid(process, os.WNOHANG) != (0, 0):
-            raise DigenRLError(f"the run has ended; {local.output} says why")
+            raise DigenRLError(f"the run has ended; see {local.output}")
         time.sleep(POLL_S)
     yield f"run {name} is in progress in process {process}, which outlives this session"
     yield f"follow it: digenrl watch {name}; its page: digenrl view {name}; output: {local.output}"

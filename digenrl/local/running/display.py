@@ -173,8 +173,8 @@ def sparkline(values: list[float]) -> str:
 
 
 def _outlook(run: RunView) -> str:
-    """Describe how a run goes on after a step; that its next batch waits for generation then says
-    nothing of what holds it up."""
+    """Describe the state of a run after a step; a next batch that waits for generation then is not
+    the cause of a delay."""
     if run.phase == "running" and run.waiting_for == "rollout":
         return _eta(run.eta_seconds)
     if run.waiting_for == "nothing":

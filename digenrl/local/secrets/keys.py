@@ -1,6 +1,6 @@
 """The secrets by which each role proves itself to the brokers, made once and kept in files.
 
-keys/<role>/secret            what the role proves itself with, at NATS, Redis and the store
+keys/<role>/secret            credentials of the role, at NATS, Redis and the store
 keys/<role>/digenrl_nats_url  and other settings, one file each: DIGENRL_SECRETS_DIR of a
                               service is the folder of its role
 """
@@ -28,7 +28,7 @@ class Keys:
 
     @property
     def store(self) -> str:
-        """The secret of the store's own parts, and of who may do everything in it."""
+        """The secret of the store's own parts, and of its owner."""
         return (self.folder / STORE / SECRET).read_text().strip()
 
     def write(self, settings: Mapping[Role, Mapping[str, str]]) -> None:

@@ -1,6 +1,6 @@
 """The tokens of a run's HTTP API, made once and kept in the run's folder.
 
-keys/api_tokens.json   what services accept: names, roles and the sha256 of each token
+keys/api_tokens.json   accepted tokens: names, roles and the sha256 of each token
 keys/viewer.token      for programs that look, such as Prometheus
 keys/operator.token    for programs that steer the run
 keys/admin.token
@@ -42,7 +42,7 @@ class Tokens:
         """Return the token of a role.
 
         Raises:
-            UserError: if there is none.
+            UserError: if it does not exist.
         """
         path = self.folder / f"{role}.token"
         try:

@@ -187,7 +187,7 @@ def test_a_network_that_asks_torch_directly_has_no_back_end_to_name(tmp_path: Pa
     [
         ({"model.attention": "sage"}, r"model\.attention: 'sage' has no backward pass"),
         ({"model.attention": "_flash_3"}, r"model\.attention: '_flash_3' has no backward pass"),
-        ({"model.attention": "flesh"}, r"model\.attention: 'flesh' is none of diffusers'"),
+        ({"model.attention": "flesh"}, r"model\.attention: 'flesh' is no back end of diffusers"),
         ({"model.attention": "flash"}, r"model\.attention: 'flash' takes .* not float32"),
     ],
 )
