@@ -29,7 +29,7 @@ def generate(
         Path | None, typer.Option(help=f"output folder; default {OUT}, in the run's folder")
     ] = None,
     version: Annotated[
-        str, typer.Option(help="version of the run: a number, newest, best, or base (the model before training)")
+        str, typer.Option(help="version: a number, newest, best, or base for the base model")
     ] = "",
     adapter: Annotated[
         Path | None,

@@ -110,7 +110,8 @@ def _convert_files(
     try:
         made = make_prompts(files, dataset.columns, unfinished, key)
     except UnreadableError as error:
-        raise UserError(f"{key}.folder: {error.reason}; correct the file, or move it away") from error
+        remedy = "correct the file, or move it away"
+        raise UserError(f"{key}.folder: {error.reason}; {remedy}") from error
     digest = hashlib.sha256((unfinished / PROMPTS_FILE).read_bytes()).hexdigest()[:40]
     folder = dataset.file(digest).parent
     if not folder.exists():

@@ -206,7 +206,7 @@ def alone(place: Path, say: ShowLine) -> Iterator[None]:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"DIGENRL_MODELS, HF_HOME: {place} cannot be made: {error.strerror}; set one of them "
+            f"DIGENRL_MODELS, HF_HOME: {place} cannot be made: {error.strerror}; set a variable "
             "to a folder that is yours"
         ) from error
     with (place / ".fetching").open("w") as lock:

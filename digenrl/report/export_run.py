@@ -124,8 +124,8 @@ async def _best(store: ObjectStore, recipe: Recipe) -> int:
     best = await best_version(store, recipe)
     if best is None:
         raise UserError(
-            f"--version: no version of {run} is evaluated, so none is known to be the best. While "
-            "the run goes on, evaluation.every in its recipe evaluates (`digenrl up RECIPE --resume"
+            f"--version: no version of {run} is evaluated, so none is known to be the best. "
+            "During the run, evaluation.every in its recipe evaluates (`digenrl up RECIPE --resume"
             f" --evaluation.every 10`); after it, `digenrl evaluate {run} --once --every 10`. Or "
             f"name a version: `digenrl versions {run}` has the reward of each batch"
         )

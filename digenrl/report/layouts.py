@@ -59,7 +59,7 @@ def adapter_files(
         case Layout.peft:
             if network != HIGH:
                 raise UserError(
-                    "--layout: peft's files are those of one network, and the adapter is of two; "
+                    "--layout: peft's files hold one network, and the adapter has two; "
                     "choose diffusers, comfyui or kohya"
                 )
             named = {f"base_model.model.{name}": tensor for name, tensor in tensors.items()}

@@ -1,8 +1,8 @@
 """Makes a cost profile of a trace: its memory and operations, and seconds by assumed rates.
 
 Nothing in it was measured. Operations become seconds at rates in the profiles of known models;
-costs that no trace measures, such as a reward or the speed of another device, come from one of
-them. Imports no torch.
+costs that no trace measures, such as a reward or the speed of another device, come from such a
+profile. Imports no torch.
 """
 
 import math

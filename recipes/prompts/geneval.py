@@ -2,8 +2,8 @@
 (Ghosh et al. 2023, djghosh13/geneval, prompts/evaluation_metadata.jsonl), made here and not copied.
 
 The six tags and their wording are GenEval's: one object, two objects, a count, a colour, a
-position, and the colours of two objects; classes come from COCO. A held-out prompt is none of
-the others.
+position, and the colours of two objects; classes come from COCO. A held-out prompt differs
+from all others.
 """
 
 import json

@@ -79,5 +79,7 @@ def test_what_versions_are_compared_by_has_its_name(
 def test_a_version_is_named_by_number_or_by_word() -> None:
     words = get_args(get_args(WantedVersion)[1])
     assert [parse_version(each) for each in ("12", *words)] == [12, *words]
-    with pytest.raises(UserError, match="--version: 'last' is not a version; use best, newest or a number"):
+    with pytest.raises(
+        UserError, match="--version: 'last' is not a version; use best, newest or a number"
+    ):
         CliRunner().invoke(app, ["export", RUN, "--version", "last"], catch_exceptions=False)

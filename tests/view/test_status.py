@@ -167,7 +167,10 @@ def test_logs_of_all_services_come_in_the_order_of_time(logs: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [
-        (("--service", "rollout-7"), "--service: rollout-7 is unknown; use one of rollout-0, trainer-0"),
+        (
+            ("--service", "rollout-7"),
+            "--service: rollout-7 is unknown; use one of rollout-0, trainer-0",
+        ),
         (("--level", "loud"), "--level: loud is unknown; use one of debug, info"),
         (("--runs", "nowhere"), "holds no logs"),
     ],

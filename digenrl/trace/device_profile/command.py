@@ -30,11 +30,13 @@ def profile(
         bool, typer.Option("--tiny", help="a tiny network on the CPU, to try the command out")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="the profile's file; by default beside the shipped ones")
+        Path | None, typer.Option(help="the profile's file; by default next to the shipped ones")
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="of which each number is the median")] = 5,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="repetitions; each number is their median")
+    ] = 5,
     max_batch: Annotated[int, typer.Option(min=1, help="samples or rows per call, at most")] = 16,
-    rank: Annotated[int, typer.Option(min=1, help="of the LoRA adapter")] = 64,
+    rank: Annotated[int, typer.Option(min=1, help="rank of the LoRA adapter")] = 64,
     checkpointing: Annotated[
         bool, typer.Option(help="training computes activations again in its backward pass")
     ] = True,
@@ -69,7 +71,7 @@ def profile(
 def check_request(
     *, random_weights: bool, folder: Path | None, tiny: bool, out: Path | None
 ) -> None:
-    """Raises UserError for what can be said before anything is built, without torch."""
+    """Raises UserError for faults that show before anything is built, without torch."""
     from services.scheduler.costs.profile import PROFILES
 
     if random_weights == (folder is not None):

@@ -23,7 +23,7 @@ class Fit:
     host: float = 0.0
     """Seconds of the host; 0 if the device set the pace of all calls."""
     call: float = 0.0
-    """Seconds of the device whatever the rows: o."""
+    """Fixed seconds of the device: o."""
     row: float = 0.0
     """Its seconds of each row: c; 0 if the host set the pace of all calls."""
 
@@ -41,7 +41,8 @@ class Fit:
 
 def fit(rungs: Sequence[Rung]) -> Fit:
     """Returns the fit of the device alone or of the host alone if it is about as good as the best
-    of both, which has the host's in the smallest calls. A single call tells of rows alone."""
+    of both, which has the host's in the smallest calls. A single call determines the rows' cost
+    only."""
     found = sorted(_fit_host_and_device(rungs), key=lambda each: round(each.error(rungs), 3))
     for simple in (_fit_device(0.0, rungs), Fit(host=_middle(rungs))):
         if not found or simple.error(rungs) <= found[0].error(rungs) + MAX_EXTRA_FIT_ERROR:

@@ -51,7 +51,7 @@ class Stopwatch:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Begins anew, without the memory that the allocator keeps from other sizes."""
+    """Restart without the memory that the allocator keeps from other sizes."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)

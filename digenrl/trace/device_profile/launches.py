@@ -27,7 +27,7 @@ def measured_host(device: torch.device) -> HostCosts:
 
 
 def described_host() -> str:
-    """Measures the host of this process's GPU, and says how plans are told."""
+    """Measure the host of this process's GPU, and explain how plans use it."""
     found = measured_host(torch.device("cuda"))
     step, trained = found.step_launch_seconds * 1e6, found.training_launch_seconds * 1e6
     return (

@@ -1,4 +1,4 @@
-"""What a device takes for denoising and for training one network, and for the way between them.
+"""Costs of a device for denoising and training one network, and for changing between them.
 
 Changing over from one to the other on a device is what TAG costs; the adapter's way to another
 device is what publication costs.
@@ -78,7 +78,8 @@ class Publication:
     store_seconds: float
     """Digest each object, write and flush it, to a folder."""
     stage_seconds: float
-    """Read, verify and copy to the device, one object while the next is read; beside generation."""
+    """Read, verify and copy to the device, one object while the next is read; concurrently with
+    generation."""
     pause_seconds: float
     """Between two fragments: the exchange of pointers."""
 
@@ -94,7 +95,8 @@ def changing_over(
     """Trains, denoises twice, trains twice, and so on: the first of two pays for the change.
 
     Raises:
-        torch.OutOfMemoryError: if the device cannot do one beside what the other leaves.
+        torch.OutOfMemoryError: if the device cannot do one with the memory that the other
+            leaves.
     """
     device = network.device
     denoise()
@@ -200,7 +202,7 @@ class DeviceMeasurement:
 def measure(
     network: Network, *, max_batch: int, repeats: int, report: ShowMeasurement
 ) -> DeviceMeasurement:
-    """Measures one network. What does not fit the device is left out, and reported."""
+    """Measures one network. Sizes that do not fit the device are left out, and reported."""
     sizes = powers_of_two(max_batch)
 
     def generating(samples: int) -> Rung:
@@ -243,7 +245,7 @@ def _launches(work: MeasuredCall) -> int:
 
 
 def denoising(network: Network, samples: int, steps: int) -> MeasuredCall:
-    """Takes the next denoising step of so many samples; at most ``steps`` times."""
+    """Take the next denoising step of this many samples; at most ``steps`` times."""
     plan = SamplingPlan(
         sigmas=linear_sigmas(steps + 1), window=range(steps), noise_level=NOISE_LEVEL
     )
@@ -253,7 +255,7 @@ def denoising(network: Network, samples: int, steps: int) -> MeasuredCall:
 
 
 def training(network: Network, rows: int) -> MeasuredCall:
-    """Adds the gradient of so many (sample, step) rows, in one forward and backward pass."""
+    """Add the gradient of this many (sample, step) rows, in one forward and backward pass."""
     plan = SamplingPlan(sigmas=linear_sigmas(4), window=range(3), noise_level=NOISE_LEVEL)
     step = plan.step(torch.arange(rows) % 3)
     sigma = step.sigma.to(network.device)

@@ -1,7 +1,7 @@
 """The models that can be measured: their networks at full size, and the size of a sample.
 
-Configurations are those that the models are published with (`shared.models.published`); sizes are
-those of the cost profile of the same name.
+Configurations come from the published models (`shared.models.published`); sizes come from the cost
+profile of the same name.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
-"""What was measured, as a cost profile: the project's own of that model, with measured numbers.
+"""Measurements as a cost profile: the project's own profile of that model, with measured numbers.
 
-The seconds of a profile are those of an H100. A device that the profile knows is taken to be as
-fast as it says, and what was measured is converted by that; a device that it does not know enters
-with the speed at which its measured seconds are those that the profile had.
+The seconds of a profile apply to an H100. A device in the profile is taken to have the speed there,
+and measurements are converted by it; an unknown device enters with the speed at which its measured
+seconds equal the profile's.
 """
 
 import math
@@ -25,7 +25,7 @@ from services.scheduler.costs.profile import (
 
 DIGITS = 4
 CONVERTED = ("rollout.call_seconds", "rollout.sample_seconds", "variants.lora.rho")
-"""What a profile holds for an H100."""
+"""Figures that a profile holds for an H100."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,8 +174,8 @@ def _training(base: ProfileFile, measured: DeviceMeasurement, device: Device) ->
 
 
 def _call_factor(measured: DeviceMeasurement, rho: float) -> float | None:
-    """Returns the seconds of a training pass that its rows do not add to, over rho times those of a
-    denoising step; None if either is not known, or if the step has none."""
+    """Return the fixed seconds of a training pass, over rho times a denoising step's; None if
+    either is unknown, or if the step has no fixed part."""
     step, trained = _fits(measured)
     if len(measured.training.rungs) < 2 or step is None or trained is None or not step.call:
         return None
@@ -196,7 +196,7 @@ def _handover(measured: DeviceMeasurement) -> dict[str, float]:
 
 
 def _details(measured: DeviceMeasurement) -> dict[str, str]:
-    """Returns what the sources say beside the device, by path."""
+    """Return details of the sources besides the device, by path."""
     way, switch = measured.publication, measured.switch
     calls = f" max(host, o + c n) fitted to calls of n samples: {_listed(measured.generation)}."
     details = {
@@ -226,7 +226,7 @@ def _details(measured: DeviceMeasurement) -> dict[str, str]:
 
 
 def _pace(ladder: Ladder, unit: str) -> str:
-    """Says up to which size the host sets the pace of calls."""
+    """Describe up to which size the host sets the pace of calls."""
     rows = fit(ladder.rungs).host_bound(ladder.rungs) if ladder.rungs else 0
     return (
         f"the host sets the pace of calls of up to {rows} {unit}" if rows else "the device sets it"

@@ -1,4 +1,4 @@
-"""What was measured, as tables for people; the profile is for programs."""
+"""Measurements as tables for people; the profile is for programs."""
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -14,7 +14,7 @@ from services.scheduler.costs.seconds import generation_work, training_work
 def show(
     base: ProfileFile, found: ProfileFile, measured: DeviceMeasurement, console: Console
 ) -> None:
-    """Prints seconds and memory by size, then the profile beside the earlier one."""
+    """Print seconds and memory by size, then the profile next to the earlier one."""
     console.print(_ladder("denoising", "samples", measured.generation))
     console.print(_ladder("training", "rows", measured.training))
     console.print(_details(base, measured))
@@ -56,7 +56,7 @@ def _ratios(base: ProfileFile, measured: DeviceMeasurement) -> dict[str, str]:
 
 
 def _fitted(ladder: Ladder) -> str:
-    """Says what a call takes by its size, and up to which size the host sets the pace."""
+    """Describe the cost of a call by its size, and up to which size the host sets the pace."""
     found = fit(ladder.rungs)
     device = f"{found.call * 1e3:.4g} + {found.row * 1e3:.4g} n" if found.row else ""
     host = f"{found.host * 1e3:.4g} (the host, up to {found.host_bound(ladder.rungs)})"
