@@ -158,7 +158,7 @@ def test_without_the_network_it_is_said_what_forbids_it(
 @pytest.mark.parametrize("index", [b"{nonsense", b"[]"])
 def test_an_index_that_is_none_is_said_to_be(index: bytes, hub: Mirror) -> None:
     hub.repositories[NAME].files["model_index.json"] = index
-    with pytest.raises(UserError, match=r"^model\.id: .* has a model_index.json that is none"):
+    with pytest.raises(UserError, match=r"^model\.id: .* has a model_index.json that is invalid"):
         fetch(NAME, None, quiet)
 
 

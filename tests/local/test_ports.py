@@ -16,7 +16,7 @@ from shared.errors import UserError
 CHOOSES = """
 import sys
 from digenrl.local.processes import ports
-ports.FIRST, ports.LAST = int(sys.argv[1]), int(sys.argv[2])
+ports.FIRST_PORT, ports.LAST_PORT = int(sys.argv[1]), int(sys.argv[2])
 print(*ports.free_ports(int(sys.argv[3])), flush=True)
 sys.stdin.read()
 """

@@ -126,7 +126,7 @@ def test_the_best_version_is_named_with_the_figure_that_it_is_chosen_by(
     assert '4</a> <span class="right">best</span>' in text
     equal = page_text(stored_run(tmp_path / "equal"), tokens, "/versions")
     assert '0 <span class="right">best so far: the model before training</span>' in equal
-    assert "none is exported as the best. Of those that were trained, version <b>4</b>" in equal
+    assert "none is exported as the best. The best trained version is <b>4</b>" in equal
     assert text.count("its weights are deleted") == 5, "this store holds none"
     young = page_text(Run(tmp_path / "young").begin(), tokens, "/versions")
     assert "has the best" not in young

@@ -30,7 +30,7 @@ from shared.store.bucket import MAX_RETRY_PAUSE, RETRIES, _as_unavailable
 from tests.world.table import Table
 
 RETRIES_S, PAUSE_S = RETRIES.total_seconds(), MAX_RETRY_PAUSE.total_seconds()
-"""The client's; its `SILENCE` is as long as the first. TCP sends again as often as the second."""
+"""The client's; `MAX_SILENCE` is as long as the first. TCP sends again as often as the second."""
 FIRST_PAUSE_S = 0.1
 RESET = 0.9
 """Share of a killed store's connections that end so that obstore does not repeat a create: of 1,200

@@ -137,7 +137,7 @@ async def test_a_worker_says_what_it_waits_for_where_and_what_decides_that(
 STUCK = """
 import asyncio, time
 from shared.process import service
-service.LAST_S = 0.3
+service.EXIT_TIMEOUT_S = 0.3
 async def stuck():
     print("here", flush=True)
     await asyncio.to_thread(time.sleep, 600)

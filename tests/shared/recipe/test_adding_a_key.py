@@ -43,17 +43,17 @@ from pathlib import Path
 from services.scheduler.core.supply import next_size
 from services.scheduler.costs.profile import load_profile
 from digenrl.planning.planner import plan_split
-from services.scheduler.costs.recipes import shape_of
-from services.scheduler.shell.service import plan_of
+from services.scheduler.costs.recipes import batch_shape
+from services.scheduler.shell.service import plan_from_recipe
 from services.scheduler.sim.profiled import simulate, steady_plan
 from shared.recipe.recipe import load_recipe
-from shared.run.retention import retention_of
+from shared.run.retention import retention_from
 
 recipe = load_recipe(Path("recipe.toml"))
-print(sorted(retention_of(recipe).kept(9)))
+print(sorted(retention_from(recipe).kept(9)))
 schedule = recipe.run_schedule
-shape = shape_of(recipe)
-plans = plan_of(recipe), steady_plan(shape, batches=1, schedule=schedule)
+shape = batch_shape(recipe)
+plans = plan_from_recipe(recipe), steady_plan(shape, batches=1, schedule=schedule)
 sizes = [next_size(plan, full=8, samples=2, num_queues=8) for plan in plans]
 pools = {"rollout": {"H100": 2}, "trainer": {"H100": 2}}
 simulate(load_profile("flux1-dev"), **pools, schedule=schedule, batches=1)
