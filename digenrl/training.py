@@ -121,8 +121,7 @@ def train(
     """Begin to train on this machine, as `digenrl up` does; an unfinished run of the name resumes.
 
     Args:
-        model: folder of a diffusers model, or its name on the hub; None: the model of
-            ``recipe``.
+        model: folder of a diffusers model, or its name on the hub; None: ``recipe``'s.
         prompts: texts, or rows as a file of JSON lines has them.
         reward: a function of this process (`digenrl.reward_server`), or a table
             `[[reward.scorers]]`, such as {"name": "text", "type": "ocr"}.

@@ -101,8 +101,7 @@ def plan_split(
         fluid: compare the modes `fluid` and `disaggregated`, where the schedule has either.
 
     Raises:
-        UserError: a kind that the profile does not know, or too few devices to generate and
-            train.
+        UserError: for an unknown kind, or too few devices to generate and train.
     """
     left_out = excluded(profile, devices)
     part = part_of(profile, devices)

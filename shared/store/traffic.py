@@ -9,7 +9,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 
 MIN_BYTES, MIN_SECONDS = 1 << 20, 1.0
-"""What has fewer bytes and takes less time measures the round trip, not the line."""
+"""A smaller and faster transfer measures the round trip, not the line."""
 
 
 @dataclass(slots=True)

@@ -51,7 +51,7 @@ class DeviceReported:
 
 @dataclass(frozen=True, slots=True)
 class LinkMeasured:
-    """A member has stored or read objects: seconds per byte, None where there were none."""
+    """A member has stored or read objects: seconds per byte, None without any."""
 
     address: str
     up: float | None

@@ -244,7 +244,7 @@ class FluidState:
     tried: frozenset[str] = frozenset()
     """Committers that were too slow in those."""
     failure: str = ""
-    """What the last of them lacked: member, bytes and seconds."""
+    """Shortage of the last one: member, bytes and seconds."""
     has_losses: bool = False
     """Whether a member's lease has ended in this attempt."""
     num_vain: int = 0
