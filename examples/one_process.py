@@ -66,7 +66,7 @@ class Loop:
     ) -> dict[str, float]:
         """Take the optimizer steps of a batch, each with its part of the groups."""
         if self.recipe.over_batch:
-            final = self.recipe.advantages.of_batch(scored)
+            final = self.recipe.advantages.for_batch(scored)
             groups = [replace(one, advantages=of) for one, of in zip(groups, final, strict=True)]
         self.trainer.begin()
         metrics: dict[str, float] = {}
@@ -110,7 +110,7 @@ class Loop:
         )
         rule = self.recipe.advantages
         given = self._advantages
-        advantages = rule.of(rewards, parts) if given is None else given(rewards)
+        advantages = rule.for_group(rewards, parts) if given is None else given(rewards)
         data = GroupData(
             trajectories=(made.trajectory,), conditions=conditions, advantages=tuple(advantages)
         )

@@ -92,7 +92,7 @@ def _met(layout: SumLayout, total: Term) -> float:
         batch=0, attempt=0, round=0, policy=Policy(version=0, weights_digest="0" * 64),
         committer=ME, shares=(Share(worker=ME, sum_number=0, pieces=()),), max_seconds=30, update=0,
     )  # fmt: skip
-    meeting = Meeting.of(message, "bench", ME, by_group=False)
+    meeting = Meeting.from_message(message, "bench", ME, by_group=False)
     with tempfile.TemporaryDirectory() as folder:
         exchange = GroupExchange(ObjectStore(FolderBackend(Path(folder))), layout, "127.0.0.1")
         membership = Membership((ME,), "first", _serve(30))

@@ -93,7 +93,7 @@ class Learning:
         data = GroupData(
             trajectories=(made.trajectory,),
             conditions=conditions,
-            advantages=recipe.advantages.of(rewards, parts),
+            advantages=recipe.advantages.for_group(rewards, parts),
             staleness=batch - policy.version,
         )
         return GeneratedGroup(data, rewards, parts)
@@ -118,7 +118,7 @@ class Learning:
         metrics: dict[str, float] = {}
         data = [group.data for group in groups]
         if self.recipe.over_batch:
-            found = self.recipe.advantages.of_batch([(g.rewards, g.parts) for g in groups])
+            found = self.recipe.advantages.for_batch([(g.rewards, g.parts) for g in groups])
             data = [
                 replace(each, advantages=advantages)
                 for each, advantages in zip(data, found, strict=True)

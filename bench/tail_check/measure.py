@@ -157,7 +157,7 @@ def _compared(recipe: Recipe, whole: Sequence[Group], coarse: Sequence[Group]) -
     def advantages(groups: Sequence[Group]) -> list[Scores]:
         found: list[Scores] = []
         for group in groups:
-            each = recipe.advantages.of(group.rewards, group.parts)
+            each = recipe.advantages.for_group(group.rewards, group.parts)
             found.append(
                 [a if r is not None else None for a, r in zip(each, group.rewards, strict=True)]
             )

@@ -71,7 +71,7 @@ class Exports:
                 key = str(number), layout
                 if key not in self._files:
                     self._keep(key, await self._made(*key))
-                return Opened.of(self._files[key])  # which may be deleted while it is read
+                return Opened.open(self._files[key])  # which may be deleted while it is read
         finally:
             self._waiting -= 1
 
@@ -147,7 +147,7 @@ class Opened(NamedTuple):
     file: BinaryIO
 
     @classmethod
-    def of(cls, path: Path) -> Self:
+    def open(cls, path: Path) -> Self:
         file = path.open("rb")
         return cls(path.name, os.fstat(file.fileno()).st_size, file)
 

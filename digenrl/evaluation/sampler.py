@@ -151,7 +151,7 @@ class Sampler:
         def velocity(latents: Tensor, sigma: Tensor) -> Tensor:
             if self._stopping.is_set():
                 raise SamplingStopped
-            return self._at_once.of(
+            return self._at_once.run(
                 len(latents),
                 lambda some: self.model.velocity(
                     latents[some], sigma[some], _some(rows, some), guidance=guidance

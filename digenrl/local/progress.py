@@ -25,7 +25,7 @@ class RunProgress:
     """Mean reward of the newest committed batch."""
 
     @classmethod
-    def of(cls, run: dict[str, Any]) -> "RunProgress":
+    def from_view(cls, run: dict[str, Any]) -> "RunProgress":
         """Return the progress of a run as the scheduler's API shows it."""
         state = "reporting" if run["phase"] == "finished" else run["phase"]
         return cls(state, run["step"], run["steps"], run["reward_mean"])

@@ -266,7 +266,7 @@ async def _watch(
     while True:
         run, workers = await api.get("/v1/run"), await api.get("/v1/workers")
         if run is not None and workers is not None:
-            RunProgress.of(run).write(local.folder)
+            RunProgress.from_view(run).write(local.folder)
             load = await api.get("/v1/load") if display.shows else None
             display.update(
                 RunView.model_validate(run),

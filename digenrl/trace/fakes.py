@@ -73,9 +73,9 @@ class Unencoded(Family):
         frames: int = 1,
         negative_prompt: str = "",
     ) -> Conditions:
-        """Returns tensors (1, ...) of zeros; nothing is read. Where texts have their own lengths,
-        those of the two prompts differ, as they do in a run: by one token, so that peaks are those
-        of two prompts of full length."""
+        """Returns tensors (1, ...) of zeros; nothing is read. If texts have their own lengths, the
+        two prompts differ by one token, as in a run, so that peaks are those for two prompts of
+        full length."""
         found = self.zeros(self.tokens, self.size)
         if self.spec.forwards(guidance) == 2:
             shorter = self.tokens - (not self.pads_text)
@@ -84,7 +84,7 @@ class Unencoded(Family):
         return found
 
     def zeros(self, tokens: int, size: Mapping[str, int]) -> dict[str, Tensor]:
-        """Return the conditions (1, ...) of a prompt of so many tokens for a sample of that
+        """Return the conditions (1, ...) of a prompt of this many tokens for a sample of that
         size."""
         shapes = {**self.spec.condition_shapes(self.config, tokens)}
         if self.spec.image_shapes is not None:
@@ -139,7 +139,7 @@ def fake_model(
         tokens: length of the prompts, in place of the recipe's.
 
     Raises:
-        UserError: if files are missing, or the model is of no known family.
+        UserError: if files are missing, or the model's family is unknown.
     """
     table = recipe.model
     spec, dtype = check_family(table.folder), getattr(torch, table.dtype)
@@ -165,8 +165,8 @@ def fake_model(
 
 
 def _masters(recipe: Recipe, network: nn.Module) -> dict[str, nn.Parameter]:
-    """Makes float32 masters of what is trained in half precision, where they stand beside the
-    network."""
+    """Make float32 masters of weights that are trained in half precision, if they are separate
+    tensors."""
     if recipe.model.trained == "lora" or recipe.trainer.is_sharded:
         return {}
     return {
@@ -177,7 +177,8 @@ def _masters(recipe: Recipe, network: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def shard_fakes(recipe: Recipe, model: FakeModel, mesh: DeviceMesh) -> FakeModel:
-    """Shards a fake network as the recipe says; of all weights, the shards are float32 masters."""
+    """Shard a fake network by the recipe; if all weights are trained, the shards are float32
+    masters."""
     network, dtype = model.network, getattr(torch, recipe.model.dtype)
     is_rounded = recipe.model.trained == "full" and dtype.itemsize < torch.float32.itemsize
     types = {name: each.dtype for name, each in trained_parameters(network).items()}
@@ -226,7 +227,7 @@ def base_shapes(network: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def num_bytes(tensors: Iterable[Any]) -> int:
-    """Returns the bytes of tensors; of sharded ones, those of this rank."""
+    """Return the bytes of tensors; for sharded ones, of this rank's part."""
     return sum(_local(each).numel() * each.element_size() for each in tensors)
 
 

@@ -99,7 +99,7 @@ def trace(recipe: Recipe, setting: TraceSetting, *, is_published: bool, say: Sho
     table = recipe.model
     say("sizes of the text encoders")
     text = text_bytes(table.folder, table.dtype)
-    traced = FakeRun.of(recipe, setting)
+    traced = FakeRun.from_recipe(recipe, setting)
     say(f"a denoising step of {setting.fragment} samples, and decoding")
     steps, decoded, media = _generation(recipe, setting, traced)
     train, sharded = None, None
@@ -132,7 +132,7 @@ class FakeRun:
     meter: Meter
 
     @classmethod
-    def of(cls, recipe: Recipe, setting: TraceSetting) -> "FakeRun":
+    def from_recipe(cls, recipe: Recipe, setting: TraceSetting) -> "FakeRun":
         fakes = FakeTensorMode(allow_non_fake_inputs=True)
         model = fake_model(recipe, fakes, decodes_in=setting.decodes_in, tokens=setting.tokens)
         return cls(model, fakes, Meter(fakes))
@@ -302,7 +302,7 @@ def _sharded(recipe: Recipe, setting: TraceSetting) -> RankMemory:
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     try:
         mesh = init_device_mesh(CPU.type, (ranks,))
-        run = FakeRun.of(recipe, setting)
+        run = FakeRun.from_recipe(recipe, setting)
         with run.fakes:
             run = replace(run, model=shard_fakes(recipe, run.model, mesh))
         network = run.model.network

@@ -36,7 +36,7 @@ def counted(recipe: Recipe, setting: TraceSetting) -> TracedWork:
     Raises:
         UserError: if files are missing, or the model's family is unknown.
     """
-    run = FakeRun.of(recipe, setting)
+    run = FakeRun.from_recipe(recipe, setting)
     work = _work(recipe, run)
     whole = _decoding(_with_tiles(recipe, False), setting)
     try:
@@ -53,7 +53,7 @@ def _with_tiles(recipe: Recipe, tiles: bool) -> Recipe:
 
 def _decoding(recipe: Recipe, setting: TraceSetting) -> MeasuredPass:
     """Measures the decoding of one sample."""
-    run, table = FakeRun.of(recipe, setting), recipe.model
+    run, table = FakeRun.from_recipe(recipe, setting), recipe.model
     model = run.model.policy.model
     generator = Generator(recipe, run.model.policy)
     with run.running() as meter:

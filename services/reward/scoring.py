@@ -24,7 +24,7 @@ class MediaSize:
     frames: int = 1
 
     @classmethod
-    def of(cls, recipe: Recipe) -> Self:
+    def from_recipe(cls, recipe: Recipe) -> Self:
         model = recipe.model
         return cls(height=model.height, width=model.width, frames=model.frames)
 

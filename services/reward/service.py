@@ -34,7 +34,7 @@ async def _work(process: WorkerProcess) -> None:
             scorers, context,
             deadline_s=None if deadline == "auto" else deadline,
             longest_s=longest,
-            size=MediaSize.of(process.recipe),
+            size=MediaSize.from_recipe(process.recipe),
             background=process.recipe.data.background,
         )  # fmt: skip
         await process.run(app.run(), context)

@@ -135,7 +135,7 @@ class RolloutApp:
         """Decode, pack and store a fragment."""
         generated = None
         try:
-            with self._worker.progress.of("decoding"):
+            with self._worker.progress.running("decoding"):
                 generated = await finishing
             await self._storing.acquire()
         except DigenRLError as error:

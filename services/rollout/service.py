@@ -56,7 +56,7 @@ async def _work(process: WorkerProcess, *, build_device: BuildDevice | None) -> 
         app = RolloutApp(
             device, context, index, max_staleness=recipe.schedule.staleness_limit,
             encoded=await encoded_conditions(process.store, recipe),
-            lossless=recipe.rollout.media == "lossless", previews=PreviewRule.of(recipe),
+            lossless=recipe.rollout.media == "lossless", previews=PreviewRule.from_recipe(recipe),
         )  # fmt: skip
         await process.run(app.run(), context)
 

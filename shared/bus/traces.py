@@ -70,7 +70,7 @@ class Context:
         return f"00-{self.trace:032x}-{self.span:016x}-01"
 
     @classmethod
-    def of(cls, header: Any) -> "Context | None":
+    def parse(cls, header: Any) -> "Context | None":
         """Return the context in a header; None without a valid one."""
         parts = str(header or "").split("-")
         if len(parts) != 4 or [len(part) for part in parts] != [2, 32, 16, 2]:
@@ -194,7 +194,7 @@ def sent(message: Message, headers: dict[str, str] | None) -> dict[str, str] | N
 def received(message: Any, headers: Mapping[str, Any] | None) -> None:
     """Note where a message comes from."""
     if _current is not None:
-        _current.receive(message, Context.of((headers or {}).get(HEADER)))
+        _current.receive(message, Context.parse((headers or {}).get(HEADER)))
 
 
 @contextmanager

@@ -194,7 +194,7 @@ class FragmentPublisher:
         if isinstance(error, FaultyConditions) and self._encoded is not None:
             await self._encoded.forget(task.prompt)
         if isinstance(error, OutOfMemory):
-            self._worker.note_shortage(MemoryShortage.of(error, "the fragment has failed"))
+            self._worker.note_shortage(MemoryShortage.from_error(error, "the fragment has failed"))
         with about(task):
             log.error("fragment_failed", slot=str(task.fragment.slot), error=str(error))
         FRAGMENTS.labels(stage="rollout", outcome="failed").inc()

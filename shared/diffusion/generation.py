@@ -262,7 +262,7 @@ class Generator:
             told = {name: tensor[rows] for name, tensor in conditions.items()}
             return self._model.velocity(latents[rows], sigma[rows], told, guidance=guidance)
 
-        found = self._at_once.of(len(latents), velocity)
+        found = self._at_once.run(len(latents), velocity)
         if self._at_once.most != before:
             work.shortage = self._halved(len(latents) if before is None else before)
         return found

@@ -83,7 +83,7 @@ class Advantages:
     max_failed: float = 0.5
     """Largest share of a group's samples that may be without a reward."""
 
-    def of(
+    def for_group(
         self, rewards: Sequence[float | None], parts: Mapping[str, Sequence[float | None]]
     ) -> tuple[float, ...]:
         """Return the advantages of a group, from its rewards and the scores that make them up.
@@ -93,7 +93,7 @@ class Advantages:
         """
         return self._known(rewards, parts, self._of)
 
-    def of_batch(self, groups: Sequence[SampleScores]) -> list[tuple[float, ...]]:
+    def for_batch(self, groups: Sequence[SampleScores]) -> list[tuple[float, ...]]:
         """Return the advantages of a whole batch's groups, over the standard deviations of all of
         its rewards, or of all scores of each scorer, ignoring `std`."""
         known = [(rewards, parts, with_reward(rewards)) for rewards, parts in groups]

@@ -76,7 +76,7 @@ class MemoryShortage(Record):
     """How often this worker ran out of memory since its start."""
 
     @classmethod
-    def of(cls, error: OutOfMemory, since: str) -> Self:
+    def from_error(cls, error: OutOfMemory, since: str) -> Self:
         """Return the report of an error, with what the device does since."""
         what, remedy = (text[:MAX_WORDS] for text in (error.what, error.remedy))
         return cls(what=what, since=since[:MAX_WORDS], remedy=remedy)

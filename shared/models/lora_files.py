@@ -65,7 +65,7 @@ def read_lora(path: Path, folder: Path, key: str = KEY) -> LoraFile:
         UserError: if it is not a plain LoRA of this model's network alone, of one rank and alpha.
     """
     networks = [each.name for each in network_folders(folder)]
-    model = NamedLayers.of(folder, networks)
+    model = NamedLayers.from_folder(folder, networks)
     found, faults = list[_Scaled](), list[str]()
     for network, file in lora_paths(path, networks, key).items():
         try:

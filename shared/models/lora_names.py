@@ -40,7 +40,7 @@ class NamedLayers:
     """Maps each network to its names with underscores in the same way."""
 
     @classmethod
-    def of(cls, folder: Path, networks: Sequence[str]) -> "NamedLayers":
+    def from_folder(cls, folder: Path, networks: Sequence[str]) -> "NamedLayers":
         family, shapes = check_family(folder), layer_shapes(folder)
         native = {
             network: native_names(

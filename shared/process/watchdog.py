@@ -60,7 +60,7 @@ class WorkInProgress:
     _begun: dict[object, tuple[str, float]] = field(default_factory=dict)
 
     @contextmanager
-    def of(self, kind: str) -> Iterator[None]:
+    def running(self, kind: str) -> Iterator[None]:
         """Count this block as a piece of work of some kind."""
         token, began = object(), self._counted(kind)
         self._begun[token] = kind, began

@@ -113,7 +113,11 @@ class Worker:
         self._doing.append(activity)
         self.activity = activity
         try:
-            with self.progress.of(activity) if activity in ON_DEVICE else contextlib.nullcontext():
+            with (
+                self.progress.running(activity)
+                if activity in ON_DEVICE
+                else contextlib.nullcontext()
+            ):
                 yield
         finally:
             self._doing.remove(activity)

@@ -37,7 +37,7 @@ class PreviewRule:
     """Number of batches up to the one that is cleared away that have some, whichever they are."""
 
     @classmethod
-    def of(cls, recipe: Recipe) -> Self:
+    def from_recipe(cls, recipe: Recipe) -> Self:
         """Return the rule that a recipe asks for."""
         batch, steps = recipe.batch, recipe.run.steps
         room = int(recipe.run.preview_mb * 1e6) // preview_bytes(recipe)

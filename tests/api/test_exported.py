@@ -98,7 +98,7 @@ def test_what_cannot_be_exported_is_said_with_the_reason(
 def test_a_file_that_is_deleted_while_it_is_read_is_read_to_its_end(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
     path.write_bytes(b"x" * 5)
-    opened = Opened.of(path)
+    opened = Opened.open(path)
     path.unlink()
 
     async def read() -> bytes:

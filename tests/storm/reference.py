@@ -95,7 +95,7 @@ class Reference:
         samples = samples_of(task, policy.weights_digest)
         images = safetensors.numpy.load(media_blob(samples, self._sizes.media))["images"]
         scores = EmulatedScorer().score(images, [{}] * shape.group_size)
-        advantages = self._recipe.advantages.of(scores, {"emulated": scores})
+        advantages = self._recipe.advantages.for_group(scores, {"emulated": scores})
         blob = trajectory_blob(samples, self._sizes.window, self._sizes.start)
         data = GroupData(trajectories=(blob,), conditions=b"", advantages=advantages)
         return data, tuple(scores)

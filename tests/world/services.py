@@ -87,7 +87,7 @@ class Site:
         ):
             app = RolloutApp(
                 device, context, index, max_staleness=recipe.schedule.staleness_limit,
-                encoded=self._encoded(process), previews=PreviewRule.of(recipe),
+                encoded=self._encoded(process), previews=PreviewRule.from_recipe(recipe),
             )  # fmt: skip
             await process.run(app.run(), context)
 

@@ -1,7 +1,7 @@
 """A small authority of a deployment, and the certificates that it signs.
 
-ca/cert.pem, ca/key.pem        the authority's; the key stays where it was made
-<folder>/cert.pem, key.pem     of one server, for the names by which it is reached
+ca/cert.pem, ca/key.pem        the authority; its key stays where it was made
+<folder>/cert.pem, key.pem     a server's certificate, for the names by which it is reached
 """
 
 import re
@@ -28,7 +28,7 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """Signs certificates; whoever has its key can pass for any server of the deployment."""
+    """Signs certificates; a holder of its key can impersonate any server of the deployment."""
 
     folder: Path
 
@@ -58,7 +58,7 @@ class Authority:
 
 
 def authority_in(folder: Path) -> Authority:
-    """Return the authority that is kept in ``folder``, made if there is none."""
+    """Return the authority in ``folder``, made if it does not exist."""
     made = Certificate(folder / "cert.pem", folder / "key.pem")
     if not made.cert.exists():
         own = trustme.CA(organization_name="DigenRL")

@@ -239,7 +239,7 @@ class PooledAssigner:
         if now.schedule is None:
             self.looked_at = self._num_taking_part(now.with_lent)
             devices = map(self._device, range(self.looked_at))
-            queues = [self._queues.of(state, device) for device in devices]
+            queues = [self._queues.queue(state, device) for device in devices]
             now.schedule = ListSchedule(queues, size, math.ceil(self._samples / now.size))
         return now.schedule.has(worker.address)
 

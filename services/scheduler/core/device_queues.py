@@ -89,7 +89,7 @@ class DeviceQueues:
     _others: float | None = None
     """Seconds per sample of a device that has not finished anything yet."""
 
-    def of(self, state: State, worker: WorkerState) -> DeviceQueue:
+    def queue(self, state: State, worker: WorkerState) -> DeviceQueue:
         known = self._known.get(worker.address)
         if known is None or known[0] is not worker:
             queue = forecast_queue(
@@ -102,7 +102,7 @@ class DeviceQueues:
 
     def free_at(self, state: State, worker: WorkerState) -> float:
         """When the device can begin another fragment."""
-        return self.of(state, worker).free_at
+        return self.queue(state, worker).free_at
 
     def seconds(self, state: State, worker: WorkerState) -> float:
         """The same as `sample_seconds`, which looks at all other devices for each unknown one."""

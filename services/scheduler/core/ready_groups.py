@@ -85,7 +85,7 @@ def train_command(plan: Plan, ready: ReadyGroup) -> TrainGroup:
         attempt=group.attempt,
         policy=group.policy,
         fragments=scored,
-        advantages=plan.advantages.of(
+        advantages=plan.advantages.for_group(
             rewards,
             {name: [s for part in scored for s in part.parts[name]] for name in scored[0].parts},
         ),

@@ -20,7 +20,7 @@ class BatchForecasts:
     def __init__(self) -> None:
         self._known: tuple[tuple[int, int, bool], BatchForecast] | None = None
 
-    def of(self, plan: Plan, state: State) -> BatchForecast:
+    def forecast(self, plan: Plan, state: State) -> BatchForecast:
         batch = -1 if state.batch is None else state.batch.index
         key = batch, len(state.workers), bool(state.costs.gradient)
         known = self._known
@@ -31,7 +31,7 @@ class BatchForecasts:
 
 def load_view(scheduler: Scheduler, outlooks: BatchForecasts) -> LoadView:
     plan, state = scheduler.plan, scheduler.state  # immutable, so all of this is of one moment
-    seen, samples = outlooks.of(plan, state), plan.num_groups * plan.group_size
+    seen, samples = outlooks.forecast(plan, state), plan.num_groups * plan.group_size
     names = {worker.address: worker.name for worker in state.rollout}
     seconds = {
         names[address]: known.value

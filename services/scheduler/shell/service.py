@@ -167,7 +167,7 @@ async def _command(
         await store_images(store, recipe)
         scheduler = Scheduler(
             plan, bus, store, replace(index, epoch=lease.epoch), health, state=first_state(plan),
-            retention=retention_from(recipe), previews=PreviewRule.of(recipe),
+            retention=retention_from(recipe), previews=PreviewRule.from_recipe(recipe),
             goal=make_goal(recipe, store), staleness=staleness, stream_needs=stream_needs(plan),
             lease=lease,
         )  # fmt: skip

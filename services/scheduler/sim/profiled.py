@@ -191,7 +191,7 @@ def learned_passes(passes: PassCosts, cluster: Cluster) -> PassCosts:
         return passes
     one, whole = (timing.piece(kind, n) for n in (1, rows))
     each = max((whole - one) / (rows - 1), one / MAX_ROWS)
-    return passes.with_overhead(Overhead.of(max(0.0, one / each - 1)))
+    return passes.with_overhead(Overhead.known_after(max(0.0, one / each - 1)))
 
 
 def _generation_seconds(profile: Profile, rollout: Devices, cluster: Cluster) -> float:

@@ -50,7 +50,7 @@ def learned_overhead(profile: Profile, devices: Mapping[str, int]) -> Overhead:
     one, all_ = (fragment_seconds(profile, kind, n) for n in (1, size))
     if not math.isfinite(one):
         return Overhead()
-    return Overhead.of(max(0.0, one * (size - 1) / (all_ - one) - 1))
+    return Overhead.known_after(max(0.0, one * (size - 1) / (all_ - one) - 1))
 
 
 def steady_fragment_size(recipe: Recipe) -> int:

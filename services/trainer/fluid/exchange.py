@@ -45,7 +45,7 @@ class Meeting:
     """Whether every group has a sum of its own, and they are added in the order of the groups."""
 
     @classmethod
-    def of(cls, message: ExchangeSums, run: str, me: str, *, by_group: bool) -> "Meeting":
+    def from_message(cls, message: ExchangeSums, run: str, me: str, *, by_group: bool) -> "Meeting":
         deadline = time.monotonic() + message.max_seconds
         return cls(run, me, message, deadline, by_group)
 

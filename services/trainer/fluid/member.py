@@ -52,7 +52,7 @@ class MemberApp:
         cache, lossless = TrajectoryCache(), recipe.rollout.media == "lossless"
         publisher = FragmentPublisher(
             generator, context, encoded=encoded, lossless=lossless, keep=cache.keep,
-            previews=PreviewRule.of(recipe),
+            previews=PreviewRule.from_recipe(recipe),
         )  # fmt: skip
         ledger = Ledger(self._worker.address)
         self._state = MemberState(self._worker, ledger, exchange.host, exchange.sum_bytes)

@@ -328,7 +328,7 @@ class DeviceWork:
         is_partly_in = isinstance(error, Untrainable | OutOfMemory) and not self._by_group
         self._state.ledger.is_spoilt = is_partly_in
         if isinstance(error, OutOfMemory):
-            shortage = MemoryShortage.of(error, "its pieces are trained by others")
+            shortage = MemoryShortage.from_error(error, "its pieces are trained by others")
             self._worker.note_shortage(shortage)
         else:
             await self._fetcher.fail(group.command, error)

@@ -117,7 +117,7 @@ class Replay:
             committer=shares[0].worker, shares=shares, max_seconds=SOLO_MEETING_S,
         )  # fmt: skip
         me = shares[0].worker
-        meeting = Meeting.of(message, self._run, me, by_group=self._by_group)
+        meeting = Meeting.from_message(message, self._run, me, by_group=self._by_group)
         total = await self._exchange.of_all(meeting, sums)
         await self._device.step(message.batch, total, await self._device.measure(total))
 

@@ -148,7 +148,7 @@ class Rounds:
             if not ledger.is_current(message) or not ledger.is_exactly(message, share):
                 raise ExchangeIncomplete("its sum is no longer its share", (me,))
         reach("fluid.exchanges")
-        meeting = Meeting.of(message, self._bus.run, me, by_group=self._by_group)
+        meeting = Meeting.from_message(message, self._bus.run, me, by_group=self._by_group)
         total: object = await self._exchange.total(meeting, own)
         return total
 
@@ -270,7 +270,7 @@ class Rounds:
         return self._made(policy, checksum, held, metrics, earlier, began)
 
     async def _take_step(self, message: TakeStep, held: HeldTotal) -> Mapping[str, float]:
-        with self._worker.progress.of("the optimizer step"):
+        with self._worker.progress.running("the optimizer step"):
             return await self._device.step(message.batch, held.total, _total_measure(message))
 
     async def _new_version(

@@ -223,7 +223,7 @@ class RowsAtOnce:
         self._waited = waited
         self.most = most
 
-    def of(self, rows: int, work: Callable[[slice], Tensor]) -> Tensor:
+    def run(self, rows: int, work: Callable[[slice], Tensor]) -> Tensor:
         """Returns what ``work`` makes of ``rows`` rows, a slice at a time, joined along the rows.
 
         Raises:

@@ -33,7 +33,7 @@ def decoded(model: ModelAdapter, latents: Tensor, device: torch.device) -> Tenso
     if not latents.isfinite().all():
         raise ContractError("the latents of a sample are not finite: there is nothing to be seen")
     some = RowsAtOnce(device, most=max(1, MAX_DECODED_LATENTS // max(1, latents[0].numel())))
-    return some.of(len(latents), lambda rows: to_uint8(model.decode(latents[rows])))
+    return some.run(len(latents), lambda rows: to_uint8(model.decode(latents[rows])))
 
 
 def to_uint8(images: Tensor) -> Tensor:

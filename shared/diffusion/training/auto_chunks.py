@@ -36,7 +36,7 @@ class GradientBefore:
     tally: Tally
 
     @classmethod
-    def of(cls, transaction: GradientTransaction, parameters: Mapping[str, Tensor]) -> Self:
+    def save(cls, transaction: GradientTransaction, parameters: Mapping[str, Tensor]) -> Self:
         gradients = {
             name: None if parameter.grad is None else parameter.grad.detach().to("cpu", copy=True)
             for name, parameter in parameters.items()
@@ -79,7 +79,7 @@ class AutoChunkedGradient:
         self, recipe: Recipe, loaded: LoadedPolicy, num_samples: int | None = None
     ) -> None:
         """``num_samples`` is how much of a group is accumulated at a time; by default all of it."""
-        self.transaction = GradientTransaction.of(recipe, loaded.model, loaded.sets)
+        self.transaction = GradientTransaction.from_recipe(recipe, loaded.model, loaded.sets)
         self._loaded = loaded
         self._num_samples = num_samples or recipe.trained_samples
         window = recipe.sampling.window
@@ -122,7 +122,9 @@ class AutoChunkedGradient:
                 again -= not error.smaller
                 if before is None or not again:
                     raise
-                shortage = MemoryShortage.of(error, f"passes of {describe_chunk(self.chunk)}")
+                shortage = MemoryShortage.from_error(
+                    error, f"passes of {describe_chunk(self.chunk)}"
+                )
             before.restore()
 
     def _with_gradient(self, group: TrainingGroup) -> TrainingGroup | None:
@@ -141,7 +143,7 @@ class AutoChunkedGradient:
         """Keeps the gradient while a size is tried, unless other ranks take the same passes."""
         if self._tuner.settled or self._is_shared:
             return None
-        return GradientBefore.of(self.transaction, self._loaded.trained.parameters)
+        return GradientBefore.save(self.transaction, self._loaded.trained.parameters)
 
     def _try(self, group: TrainingGroup) -> None:
         chunk = self.chunk

@@ -68,7 +68,7 @@ class GradientTransaction:
     """Sums over rows on the device that the tally does not yet include."""
 
     @classmethod
-    def of(
+    def from_recipe(
         cls,
         recipe: Recipe,
         model: ModelAdapter,

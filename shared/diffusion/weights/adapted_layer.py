@@ -38,7 +38,7 @@ class AdaptedLinear(Linear):  # type: ignore[misc]
             first = self.lora_A[name]
             product = first(x.to(first.weight.dtype))
         else:
-            product = self.first_products.of(self, x, name)
+            product = self.first_products.product(self, x, name)
         added = self.lora_B[name](product)
         result: Tensor = self.base_layer(x)
         return result.add_(added, alpha=self.scaling[name])
@@ -53,7 +53,7 @@ class FirstProducts:
         self._input: Tensor | None = None
         self._products: list[Tensor | None] = []
 
-    def of(self, layer: AdaptedLinear, x: Tensor, adapter: str) -> Tensor:
+    def product(self, layer: AdaptedLinear, x: Tensor, adapter: str) -> Tensor:
         """Returns the product of a layer's input (..., width) with its first matrix (..., rank)."""
         place = next(place for place, each in enumerate(self._layers) if each is layer)
         if x is not self._input or self._products[place] is None:

@@ -102,9 +102,9 @@ def advantages_of(recipe: Recipe, scores: Scores) -> Tensor:
     rewards = sum_of(scores)
     parts = [{name: scores[name][group] for name in scores} for group in range(GROUPS)]
     if recipe.algorithm.advantage_std == "batch":
-        of_all = recipe.advantages.of_batch(list(zip(rewards, parts, strict=True)))
+        of_all = recipe.advantages.for_batch(list(zip(rewards, parts, strict=True)))
         return torch.tensor(of_all, dtype=torch.float64)
-    of_each = [recipe.advantages.of(*scored) for scored in zip(rewards, parts, strict=True)]
+    of_each = [recipe.advantages.for_group(*scored) for scored in zip(rewards, parts, strict=True)]
     return torch.tensor(of_each, dtype=torch.float64)
 
 

@@ -186,7 +186,7 @@ def test_over_the_batchs_deviation_groups_are_sent_together_and_all_again_if_one
     run.give(examples.generated(tasks[-1]), examples.scored(tasks[-1]))
     groups = run.take(TrainGroup)
     rewards = [[r for part in group.fragments for r in part.rewards] for group in groups]
-    wanted = run.plan.advantages.of_batch([(each, {"proxy": each}) for each in rewards])
+    wanted = run.plan.advantages.for_batch([(each, {"proxy": each}) for each in rewards])
     assert [group.advantages for group in groups] == wanted
     run.take(TrainPiece)
     slot = tasks[0].fragment.slot

@@ -33,7 +33,7 @@ def situation(
     plan, state = opening(profile, split, size, max_staleness=max_staleness)
     plan = replace(plan, schedule=plan.schedule.changed(fragment_size="auto", tag="auto"))
     one, all_ = (fragment_seconds(profile, "H100", n) for n in (1, size))
-    overhead = Overhead.of(one * (size - 1) / (all_ - one) - 1)
+    overhead = Overhead.known_after(one * (size - 1) / (all_ - one) - 1)
     return plan, replace(state, costs=state.costs.with_overhead(overhead))
 
 
@@ -74,7 +74,7 @@ def test_one_size_is_for_all_of_a_batch() -> None:
     assert sized.sizing is not None and sized.sizing.batch == 3
     for left in (512, 100, 3):
         assert next_of(plan, sized, left, 32) == sized.sizing.samples
-    slower = replace(sized, costs=sized.costs.with_overhead(Overhead.of(40.0)))
+    slower = replace(sized, costs=sized.costs.with_overhead(Overhead.known_after(40.0)))
     assert size_fragments(plan, slower) is slower
     following = replace(slower, batches=(new_batch(plan, 4, 0.0),))
     assert size_fragments(plan, following).sizing == Sizing(4, 16)

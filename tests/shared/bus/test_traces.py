@@ -41,7 +41,7 @@ def test_a_group_is_one_trace_whose_training_needed_all_its_fragments(spans: lis
     assert len(roots) == 1 and all(given and given["dg-epoch"] == "1" for given in headers)
     for task, given in zip(tasks, headers, strict=True):
         received(examples.generated(task), given)  # changes nothing: the scheduler sends none of it
-        context = Context.of((given or {})[traces.HEADER])
+        context = Context.parse((given or {})[traces.HEADER])
         assert context is not None
         scored = Context(context.trace, context.span + 1)
         received(examples.scored(task), {traces.HEADER: scored.header})
@@ -83,9 +83,9 @@ def test_of_what_came_without_a_header_nothing_is_traced(spans: list[Span]) -> N
 
 @pytest.mark.parametrize("header", ["", "00-1-2-01", f"00-{'0' * 32}-{'1' * 16}-01", "x" * 55])
 def test_a_header_that_is_none_is_ignored(header: str) -> None:
-    assert Context.of(header) is None
+    assert Context.parse(header) is None
     good = Context(2**127, 2**63)
-    assert Context.of(good.header) == good
+    assert Context.parse(good.header) == good
 
 
 def test_a_share_of_the_groups_is_traced_and_memory_is_bounded(

@@ -61,7 +61,7 @@ class Tiny:
         self, group: PathGroup, chunk: Chunk
     ) -> tuple[dict[str, Tensor], dict[str, float], list[int]]:
         """The group's gradient, its metrics, and the rows of the network's passes."""
-        transaction = GradientTransaction.of(self.recipe, self.policy.model)
+        transaction = GradientTransaction.from_recipe(self.recipe, self.policy.model)
         transaction.begin()
         is_wide = self.recipe.model.dtype == "float64"
         with passes(self.policy) as rows, Wide() if is_wide else nullcontext():

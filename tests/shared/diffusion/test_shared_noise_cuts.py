@@ -129,7 +129,7 @@ def test_slices_of_a_group_add_up_and_its_merged_step_is_one_pass(digits: Tiny) 
         steps = range(1, WINDOW + 1) if is_fine else (1, WINDOW)
         later = [GroupSlice(half, first, end) for half in halves for first, end in pairwise(steps)]
         slices = [GroupSlice(range(SAMPLES), 0, 1), *later]
-        transaction = GradientTransaction.of(digits.recipe, digits.policy.model)
+        transaction = GradientTransaction.from_recipe(digits.recipe, digits.policy.model)
         transaction.begin()
         with passes(digits.policy) as rows:
             for each in slices:
@@ -185,7 +185,7 @@ def test_samples_may_be_trained_at_steps_of_their_own(digits: Tiny) -> None:
 def by_hand(tiny: Tiny, paths: list[Trajectory], chosen: Tensor) -> dict[str, Tensor]:
     """The gradient, one row after the other."""
     plan = sampling_plan(tiny.recipe, window_start=0)
-    transaction = GradientTransaction.of(tiny.recipe, tiny.policy.model)
+    transaction = GradientTransaction.from_recipe(tiny.recipe, tiny.policy.model)
     states = torch.cat([path.states for path in paths])
     log_probs = torch.cat([path.log_probs for path in paths])
     conditions = tiny.policy.model.encode(PROMPT, guidance=tiny.recipe.model.guidance)

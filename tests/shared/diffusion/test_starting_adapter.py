@@ -335,7 +335,7 @@ def test_the_reference_is_the_adapter_that_the_run_began_from(flux: Flux) -> Non
         recipe = with_adapter(folder, folder / "peft", algorithm=table)
         assert recipe.keeps_reference == (reference != "base")
         policy = load_policy(recipe, {"transformer", "decoder"}, trains=True)
-        transaction = GradientTransaction.of(recipe, policy.model, policy.sets)
+        transaction = GradientTransaction.from_recipe(recipe, policy.model, policy.sets)
         began, at = asked(transaction, policy)
         with torch.no_grad():
             policy.model.transformer.disable_adapters()  # type: ignore[operator]

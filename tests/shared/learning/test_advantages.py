@@ -56,7 +56,7 @@ def test_centred_advantages_scaled_by_the_batch_are_those_over_its_deviation(
     std, scale = population_std(rewards), batch_scale(rewards)
     for prompt in set(prompts):
         group = [r for p, r in zip(prompts, rewards, strict=True) if p == prompt]
-        found = [scale * value for value in Advantages(std="batch").of(group, {})]
+        found = [scale * value for value in Advantages(std="batch").for_group(group, {})]
         assert found == pytest.approx(group_advantages(group, std=std), abs=1e-9)
 
 
@@ -64,9 +64,9 @@ def test_scores_may_be_compared_one_by_one() -> None:
     """Scores are normalised so that large numbers do not drown the others."""
     parts = {"ocr": [0.0, 1.0, 1.0, 0.0], "size": [900.0, 100.0, 900.0, 100.0]}
     rewards = [2 * ocr - size for ocr, size in zip(*parts.values(), strict=True)]
-    summed = Advantages().of(rewards, parts)
+    summed = Advantages().for_group(rewards, parts)
     assert summed == group_advantages(rewards)
-    alone = Advantages(weights=(("ocr", 2.0), ("size", -1.0))).of(rewards, parts)
+    alone = Advantages(weights=(("ocr", 2.0), ("size", -1.0))).for_group(rewards, parts)
     ocr, size = (group_advantages(scores) for scores in parts.values())
     assert alone == pytest.approx([2 * a - b for a, b in zip(ocr, size, strict=True)])
     assert [round(value) for value in alone] == [-3, 3, 1, -1]
@@ -79,7 +79,7 @@ def test_a_sample_without_a_score_changes_no_other_s_advantage(
     failed = data.draw(st.sets(st.integers(0, len(rewards) - 1), max_size=len(rewards) // 2))
     given_ = [None if sample in failed else reward for sample, reward in enumerate(rewards)]
     rule = Advantages()
-    found = rule.of(given_, {})
+    found = rule.for_group(given_, {})
     known = [reward for reward in given_ if reward is not None]
     if rule.why_dropped(given_) is not None:
         assert failed and len(known) < 2 and found == (0.0,) * len(rewards)

@@ -55,10 +55,10 @@ def test_a_process_that_hangs_ends_with_a_status_of_its_own() -> None:
 def test_the_deadline_follows_from_what_such_work_took() -> None:
     progress, watchdog, _ = watched()
     assert progress.deadline("training") == FIRST_DEADLINE_S
-    with progress.of("training"):
+    with progress.running("training"):
         looked(watchdog, 60)
     assert progress.deadline("training") == 60 * DEADLINE_FACTOR
-    with progress.of("scoring"):
+    with progress.running("scoring"):
         looked(watchdog, 1)
     assert progress.deadline("scoring") == MIN_DEADLINE_S
     assert progress.deadline("generating") == FIRST_DEADLINE_S
@@ -66,7 +66,7 @@ def test_the_deadline_follows_from_what_such_work_took() -> None:
 
 def test_work_is_late_at_half_of_its_deadline_and_ends_the_process_at_all_of_it() -> None:
     progress, watchdog, ended = watched(hard_s=10.0)
-    with progress.of("generating"):
+    with progress.running("generating"):
         looked(watchdog, 6)
         assert "generating has not ended for 6 s" in progress.hangs(0.5)
         assert not ended
@@ -77,14 +77,14 @@ def test_work_is_late_at_half_of_its_deadline_and_ends_the_process_at_all_of_it(
 
 def test_time_in_which_the_process_was_stopped_does_not_count() -> None:
     progress, watchdog, ended = watched(hard_s=10.0)
-    with progress.of("generating"):
+    with progress.running("generating"):
         watchdog.look(3600.0)
     assert not ended
 
 
 def test_an_outage_does_not_count_for_work_that_waits_for_the_store() -> None:
     progress, watchdog, ended = watched(hard_s=10.0)
-    with progress.of("loading_weights"):
+    with progress.running("loading_weights"):
         looked(watchdog, 60, outage=True)
         looked(watchdog, 9)
         assert not ended
@@ -97,7 +97,7 @@ def test_a_device_hangs_in_an_outage_as_at_any_other_time() -> None:
     _, watchdog, ended = watched(hard_s=10.0)
     for kind in ("generating", "decoding", "encoding", "scoring", "training", "the optimizer step"):
         ended.clear()
-        with watchdog.progress.of(kind):
+        with watchdog.progress.running(kind):
             looked(watchdog, 11, outage=True)
         assert ended, kind
 

@@ -20,7 +20,7 @@ from tests.paths import ROOT
 def test_previews_stay_within_their_room(megabytes: float, groups: int, steps: int) -> None:
     recipe = load_recipe(ROOT / "recipes" / "digits.toml")
     changes = {"run.preview_mb": megabytes, "batch.groups": groups, "run.steps": steps}
-    rule = PreviewRule.of(override(recipe, changes))
+    rule = PreviewRule.from_recipe(override(recipe, changes))
     for newest in range(steps):
         made = (batch for batch in range(newest + 1) if rule.has(batch, 0))
         kept = [batch for batch in made if rule.keeps(batch, newest - MAX_BATCH_AGE)]
@@ -33,9 +33,9 @@ def test_previews_stay_within_their_room(megabytes: float, groups: int, steps: i
 
 def test_pictures_of_the_newest_steps_stay_beside_those_of_steps_spread_over_the_run() -> None:
     recipe = load_recipe(ROOT / "recipes" / "digits.toml")
-    short = PreviewRule.of(recipe)
+    short = PreviewRule.from_recipe(recipe)
     assert all(short.keeps(batch, recipe.run.steps) for batch in range(recipe.run.steps))
-    long = PreviewRule.of(override(recipe, {"run.steps": 3000}))
+    long = PreviewRule.from_recipe(override(recipe, {"run.steps": 3000}))
     kept = [batch for batch in range(1001) if long.keeps(batch, 1000)]
     assert long.newest > 100 and kept[-long.newest :] == list(range(1001 - long.newest, 1001))
     assert 30 < len(set(kept) & long.batches) < 100

@@ -74,7 +74,7 @@ def group(recipe: Recipe, policy: LoadedPolicy, cut: tuple[int, ...] = (SIZE,)) 
 def gradient(
     recipe: Recipe, policy: LoadedPolicy, data: GroupData, chunk: Chunk
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    transaction = GradientTransaction.of(recipe, policy.model, policy.sets)
+    transaction = GradientTransaction.from_recipe(recipe, policy.model, policy.sets)
     transaction.begin()
     transaction.accumulate(read_group(recipe, data), chunk)
     parameters = policy.model.transformer.named_parameters()

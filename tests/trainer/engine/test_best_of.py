@@ -58,7 +58,7 @@ def test_slices_of_several_devices_are_of_the_trained_samples(policy: LoadedPoli
     recipe = recipe_of("flow-grpo", algorithm__best_of=2)
     data = group(recipe, policy)
     wanted, _ = gradient(recipe, policy, data, Chunk(2, WINDOW))
-    transaction = GradientTransaction.of(recipe, policy.model)
+    transaction = GradientTransaction.from_recipe(recipe, policy.model)
     transaction.begin()
     for sample in (1, 0):
         part = read_group(recipe, data).sliced(GroupSlice(range(sample, sample + 1)))

@@ -39,7 +39,7 @@ def loaded(recipe: Recipe) -> LoadedPolicy:
 
 
 def velocity(recipe: Recipe, policy: LoadedPolicy, *, of_reference: bool = False) -> Tensor:
-    transaction = GradientTransaction.of(recipe, policy.model, policy.sets)
+    transaction = GradientTransaction.from_recipe(recipe, policy.model, policy.sets)
     shape = policy.model.latent_shape(height=32, width=32, frames=1)
     latents = torch.randn(1, *shape, generator=torch.Generator().manual_seed(1))
     conditions = policy.model.encode("a three", guidance=recipe.model.guidance)

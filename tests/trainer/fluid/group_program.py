@@ -71,7 +71,7 @@ def meeting_of(task: Task, batch: int, me: str, *, by_group: bool = False) -> Me
         batch=batch, attempt=0, round=0, policy=examples.policy(batch), committer=task.committer,
         shares=shares, max_seconds=60.0, hosts=(), update=0,
     )  # fmt: skip
-    return Meeting.of(message, "digits", me, by_group=by_group)
+    return Meeting.from_message(message, "digits", me, by_group=by_group)
 
 
 async def train(

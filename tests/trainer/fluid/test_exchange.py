@@ -76,7 +76,8 @@ def meetings(
         shares=tuple(shares), max_seconds=seconds, hosts=hosts, update=0,
     )  # fmt: skip
     return {
-        each.worker: Meeting.of(message, "test", each.worker, by_group=by_group) for each in shares
+        each.worker: Meeting.from_message(message, "test", each.worker, by_group=by_group)
+        for each in shares
     }
 
 
@@ -159,7 +160,7 @@ async def test_a_round_ends_without_a_lost_member_and_the_next_is_formed_by_the_
     message = met["a"].message.model_copy(
         update={"shares": tuple(rest), "round": 1, "committer": "c", "max_seconds": 20.0}
     )
-    again = {n: Meeting.of(message, "test", n, by_group=False) for n in exchanges}
+    again = {n: Meeting.from_message(message, "test", n, by_group=False) for n in exchanges}
     [total, *_] = await totals(exchanges, again, sums)
     alive = [place for place, name in enumerate(NAMES) if name != lost]
     whole = of(term(alive[0])) + of(term(alive[1]))

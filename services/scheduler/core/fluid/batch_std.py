@@ -22,7 +22,7 @@ def batch_advantages(plan: Plan, batch: BatchState) -> Advantages | None:
     """Return the advantages of every group; None while a reward is not known."""
     if any(group.num_scored < plan.group_size for group in batch.groups):
         return None
-    return plan.advantages.of_batch([_scored(group) for group in batch.groups])
+    return plan.advantages.for_batch([_scored(group) for group in batch.groups])
 
 
 def send_again(state: State, fluid: FluidState) -> State:

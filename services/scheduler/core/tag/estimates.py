@@ -116,7 +116,7 @@ class Overhead:
     """Sum of u y / m."""
 
     @classmethod
-    def of(cls, samples: float) -> "Overhead":
+    def known_after(cls, samples: float) -> "Overhead":
         """Return an overhead of this many samples as if it had been learned from many fragments."""
         weight = MIN_SIZE_VARIATION / MEMORY
         known = weight / (samples + 1)

@@ -53,6 +53,6 @@ def test_what_is_learned_says_how_long_another_size_takes() -> None:
 
 
 def test_steps_that_are_known_to_be_shared_are_the_least_overhead() -> None:
-    costs = Costs(shared_share=0.5, group_size=4).with_overhead(Overhead.of(0.2))
+    costs = Costs(shared_share=0.5, group_size=4).with_overhead(Overhead.known_after(0.2))
     assert costs.fixed_share == 0.5
-    assert costs.with_overhead(Overhead.of(3.0)).fixed_share == pytest.approx(0.75)
+    assert costs.with_overhead(Overhead.known_after(3.0)).fixed_share == pytest.approx(0.75)
