@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from digenrl.commands.cli import app
 from digenrl.trace.fakes import CPU, num_bytes
-from digenrl.trace.memory import rollout_needs, trainer_needs, usual
+from digenrl.trace.memory import member_needs, rollout_needs, trainer_needs, usual
 from digenrl.trace.record import GIB, Trace, affine
 from digenrl.trace.runs import trace, trace_setting
 from services.trainer.engine.trainer_engine import TrainerEngine
@@ -111,12 +111,13 @@ def test_a_profile_s_arithmetic_gives_back_what_was_traced(digits: Trace) -> Non
     last = training.passes[-1]
     use = replace(usual(memory), item_bytes=4, fragment=FRAGMENT, rows=last.rows)
     held = weights.network + sum(weights.text.values()) + weights.decoder
-    generates, trains = rollout_needs(memory, use), trainer_needs(memory, use)
+    generates, member = rollout_needs(memory, use), member_needs(memory, use)
     work = max(digits.denoise[-1].peak_bytes, digits.decode.peak_bytes)
     assert generates.total * GIB == pytest.approx(held + 2 * weights.trained + work)
-    held += weights.trained + training.optimizer
-    assert trains.held * GIB == pytest.approx(held, rel=1e-3)  # the optimizer counts its steps
-    assert trains.peak * GIB == pytest.approx(max(last.peak_bytes, work + training.gradients))
+    sums = 2 * weights.trained  # a copy of its own, and the totals of all members
+    held += weights.trained + training.optimizer + sums
+    assert member.held * GIB == pytest.approx(held, rel=1e-3)  # the optimizer counts its steps
+    assert member.peak * GIB == pytest.approx(max(last.peak_bytes, work + training.gradients))
 
 
 def test_two_points_are_a_line_that_begins_above_zero() -> None:
