@@ -25,16 +25,16 @@ MODULES = {
 """Modules of the types that the client's annotations name."""
 
 
-class NoAnswer(client.NoAnswer, UserError):
+class CheckedNoAnswer(client.NoAnswer, UserError):
     """The user can name another address, or start the run."""
 
 
-class Refused(client.Refused, UserError):
+class CheckedRefusal(client.Refused, UserError):
     """The user can change the request."""
 
 
 class CheckedClient(client.Client):
-    no_answer, refused = NoAnswer, Refused
+    no_answer, refused = CheckedNoAnswer, CheckedRefusal
 
     @classmethod
     def at(cls, url: str, *, token: str = "", timeout: float = client.TIMEOUT_S) -> Self:

@@ -36,8 +36,8 @@ EXPORT_S = 600.0
 """Longest time in which an adapter's files are made."""
 PLAN_S = 400.0
 """Longest time that a plan takes that waits for others."""
-TRIES = 3
-AGAIN_S = 1.0
+MAX_TRIES = 3
+RETRY_DELAY_S = 1.0
 """Seconds before the next try, and before events are requested again."""
 Order = Literal["number", "worst", "best", "unscored"]
 Params = dict[str, str | int | None]
@@ -321,7 +321,7 @@ class Client:
                     yield event
             except httpx.HTTPError:
                 pass
-            time.sleep(AGAIN_S)
+            time.sleep(RETRY_DELAY_S)
 
     def _events(self, after: str) -> Iterator[Event]:
         asked = {"after": after} if after else {}
@@ -369,7 +369,7 @@ class Client:
 
     def _ask(self, method: str, path: str, ok: tuple[int, ...] = (), **more: Any) -> httpx.Response:
         answer = None
-        for tries in reversed(range(TRIES)):
+        for tries in reversed(range(MAX_TRIES)):
             try:
                 answer = self.http.request(method, path, **more)
                 break
@@ -378,7 +378,7 @@ class Client:
             except httpx.HTTPError as error:
                 if not tries:
                     raise self._silent(error) from None
-                time.sleep(AGAIN_S)
+                time.sleep(RETRY_DELAY_S)
         assert answer is not None
         if answer.is_success or answer.status_code in ok:
             return answer

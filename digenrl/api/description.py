@@ -22,7 +22,7 @@ from shared.process.service import Health
 from shared.store import ObjectStore
 
 TITLE = "DigenRL"
-HERE = "Served by the process of the run's page alone (`digenrl view`), from what is stored."
+PAGE_ONLY = "Served by the process of the run's page alone (`digenrl view`), from what is stored."
 
 
 def described() -> dict[str, Any]:
@@ -36,7 +36,7 @@ def described() -> dict[str, Any]:
     beside.include_router(api_routes(history, live, exports=Exports(history, {})))
     for path, operations in beside.openapi()["paths"].items():
         for operation in operations.values():
-            operation["description"] = f"{operation['description']}\n\n{HERE}"
+            operation["description"] = f"{operation['description']}\n\n{PAGE_ONLY}"
         whole["paths"].setdefault(path, {}).update(operations)
     whole["components"]["schemas"] |= beside.openapi()["components"]["schemas"]
     whole["info"]["title"] = TITLE

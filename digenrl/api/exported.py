@@ -27,13 +27,13 @@ from shared.process.linux import die_with_parent
 
 EXPORT_S = 600.0
 """Longest time that an export takes; then it is given up."""
-WAITING = 4
+MAX_WAITING_EXPORTS = 4
 """Exports that may wait for the one that is made."""
-KEPT = 2
+MAX_KEPT_EXPORTS = 2
 """Files that are kept."""
 CHUNK = 1 << 20
 """Bytes that are read and sent at once."""
-REFUSED = 2
+EXIT_REFUSED = 2
 """Exit status of a command whose options do not fit."""
 BYTES = {"type": "string", "format": "binary"}
 AdapterLayout = Literal["diffusers", "peft", "comfyui", "kohya"]
@@ -63,8 +63,10 @@ class Exports:
                 for the file, or others wait.
         """
         number = await self._number(version)
-        if self._waiting > WAITING:
-            raise HTTPException(503, f"{WAITING} exports wait already; ask again in a moment")
+        if self._waiting > MAX_WAITING_EXPORTS:
+            raise HTTPException(
+                503, f"{MAX_WAITING_EXPORTS} exports wait already; ask again in a moment"
+            )
         self._waiting += 1
         try:
             async with self._one:
@@ -96,7 +98,7 @@ class Exports:
 
     def _keep(self, key: tuple[str, str], made: Path) -> None:
         self._files[key] = made
-        while len(self._files) > KEPT:
+        while len(self._files) > MAX_KEPT_EXPORTS:
             _, old = self._files.popitem(last=False)
             old.unlink(missing_ok=True)
 
@@ -136,7 +138,7 @@ class Exports:
         if process.returncode:
             lines = said.decode(errors="replace").strip().splitlines()
             reason = lines[-1] if lines else "`digenrl export` says more"
-            raise HTTPException(409 if process.returncode == REFUSED else 503, reason)
+            raise HTTPException(409 if process.returncode == EXIT_REFUSED else 503, reason)
 
 
 class Opened(NamedTuple):

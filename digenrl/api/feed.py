@@ -21,11 +21,11 @@ from shared.run.log import Log
 from shared.run.log_entries import DeadLetter, Entry, Evaluation
 from shared.store import ObjectStore
 
-LOOK_S = 0.5
+ABSENCE_CACHE_S = 0.5
 """Seconds for which the store is not asked again for what was not there."""
-KEPT = 2048
+MAX_KEPT_COMMITS = 2048
 """Commits that are kept in memory."""
-AT_ONCE = 64
+MAX_EVENTS_PER_READ = 64
 """Events that a reader is given at once."""
 POSITION = re.compile(r"c(\d{1,9})\.l(\d{1,9})\.e(\d{1,9})", re.ASCII)
 
@@ -39,7 +39,7 @@ class Fact(NamedTuple):
     fields: Fields = {}  # noqa: RUF012 -- never changed
 
 
-NOTHING = Fact()
+EMPTY_FACT = Fact()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def evaluation_fields(entry: Evaluation) -> Fields:
 
 def _fact(entry: Entry | None) -> Fact:
     if entry is None:
-        return NOTHING
+        return EMPTY_FACT
     if isinstance(entry, Evaluation):
         return Fact(entry.event, evaluation_fields(entry))
     hidden = {"event", "data", "digest", "stream"}
@@ -111,10 +111,14 @@ class Commits:
         the next one is there is nothing."""
         async with self._lock:
             found = self._kept.get(version)
-            if found is None and time.monotonic() - self._missing.get(version, -LOOK_S) >= LOOK_S:
+            if (
+                found is None
+                and time.monotonic() - self._missing.get(version, -ABSENCE_CACHE_S)
+                >= ABSENCE_CACHE_S
+            ):
                 found = await self._read(version)
                 if found is None and await self._exists(version + 1):
-                    found = await self._read(version) or NOTHING  # both may have come since
+                    found = await self._read(version) or EMPTY_FACT  # both may have come since
                 self._keep(version, found)
         return found
 
@@ -122,7 +126,7 @@ class Commits:
         try:
             record = await read_commit(self.store, self.run, version)
         except ContractError:
-            return NOTHING  # a damaged one stops the run, not its readers
+            return EMPTY_FACT  # a damaged one stops the run, not its readers
         return None if record is None else Fact("commit", commit_fields(record))
 
     async def _exists(self, version: int) -> bool:
@@ -134,7 +138,7 @@ class Commits:
             return
         self._kept[version] = found
         self.head = max(self.head, version + 1)
-        while len(self._kept) > KEPT:
+        while len(self._kept) > MAX_KEPT_COMMITS:
             self._kept.popitem(last=False)
 
     async def end(self) -> int:
@@ -180,14 +184,19 @@ class Feed:
             Unavailable: if the store does not answer.
         """
         found: list[tuple[Position, Fact]] = []
-        while len(found) < AT_ONCE and (fact := await self._commits.get(at.commits)) is not None:
+        while (
+            len(found) < MAX_EVENTS_PER_READ
+            and (fact := await self._commits.get(at.commits)) is not None
+        ):
             at = replace(at, commits=at.commits + 1)
             found.append((at, fact))
         for name in ("log", "evaluations"):
             log: Log = getattr(self, name)
-            await log.look(LOOK_S)
+            await log.look(ABSENCE_CACHE_S)
             first = getattr(at, name)
-            for number, entry in enumerate(log.numbered[first : first + AT_ONCE], first + 1):
+            for number, entry in enumerate(
+                log.numbered[first : first + MAX_EVENTS_PER_READ], first + 1
+            ):
                 at = replace(at, **{name: number})
                 found.append((at, _fact(entry)))
         return found

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from fastapi import APIRouter, HTTPException, Path, Query, Response
 
 from digenrl.api import models
-from digenrl.api.past import Gone, Past
+from digenrl.api.past import CommittedBatches, MediaDeleted
 from digenrl.api.run_history import RunHistory
 from shared.process.http_api import errors
 from shared.run.log import Log
@@ -32,7 +32,7 @@ PICTURE: dict[int | str, dict[str, Any]] = {
 
 
 def history_routes(history: RunHistory) -> APIRouter:
-    router, past = APIRouter(tags=["history"]), Past(history)
+    router, past = APIRouter(tags=["history"]), CommittedBatches(history)
     _add_samples(router, past)
 
     @router.get("/v1/batches/{batch}/groups", operation_id="list_groups", responses=errors(404))
@@ -66,7 +66,7 @@ async def audit_page(log: Log, limit: int, before: int | None) -> models.AuditPa
     )
 
 
-def _add_samples(router: APIRouter, past: Past) -> None:
+def _add_samples(router: APIRouter, past: CommittedBatches) -> None:
     @router.get("/v1/batches/{batch}/samples", operation_id="list_samples", responses=errors(404))
     async def samples(
         batch: Number, order: Order = "number", limit: Limit = 50, after: Cursor = ""
@@ -92,7 +92,7 @@ def _add_samples(router: APIRouter, past: Past) -> None:
         it as PNG or JPEG, if there is one."""
         try:
             found = _there(await past.picture(batch, group, sample), batch)
-        except Gone as gone:
+        except MediaDeleted as gone:
             raise HTTPException(410, f"sample {sample} of batch {batch}: {gone}") from gone
         return Response(found, media_type=content_type(found), headers={"cache-control": CACHED})
 

@@ -18,14 +18,14 @@ from shared.process.settings import ClientSettings
 
 TIMEOUT_S = 5.0
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-FRESH_S = 0.5
+CACHE_S = 0.5
 """Age in seconds from which an answer is requested again."""
-STALE_S = 1.0
+MAX_STALE_S = 1.0
 """Age up to which the old answer is still given meanwhile: a scheduler that opens a batch is slow
 to answer."""
-MAX_KEPT = 256
+MAX_KEPT_ANSWERS = 256
 """Answers that are kept."""
-PASSED_ON = ("content-type", "retry-after")
+FORWARDED_HEADERS = ("content-type", "retry-after")
 T = TypeVar("T")
 
 
@@ -65,10 +65,10 @@ class LiveRun:
         """
         at, kept = self._kept.get(path, (float("-inf"), None))
         age = time.monotonic() - at
-        if age > FRESH_S and path not in self._asking:
+        if age > CACHE_S and path not in self._asking:
             task = self._asking[path] = asyncio.create_task(self._ask_once(path))
             task.add_done_callback(_retrieve_error)
-        if kept is None or age > STALE_S:
+        if kept is None or age > MAX_STALE_S:
             kept = await asyncio.shield(self._asking[path])
         return Response(kept.body, kept.status_code, dict(kept.headers))
 
@@ -91,7 +91,7 @@ class LiveRun:
             found = await self._ask("GET", path)
             if self._asking.get(path) is task:
                 self._kept[path] = time.monotonic(), found
-                while len(self._kept) > MAX_KEPT:
+                while len(self._kept) > MAX_KEPT_ANSWERS:
                     self._kept.popitem(last=False)
             return found
         finally:
@@ -105,7 +105,7 @@ class LiveRun:
             found = await self.client.request(method, f"{self.url}{path}", **more)
         except httpx.HTTPError as error:
             raise HTTPException(503, f"the scheduler does not answer: {error}") from error
-        kept = {name: found.headers[name] for name in PASSED_ON if name in found.headers}
+        kept = {name: found.headers[name] for name in FORWARDED_HEADERS if name in found.headers}
         return Response(found.content, found.status_code, kept)
 
 

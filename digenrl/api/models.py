@@ -6,46 +6,46 @@ from pydantic import Field
 
 from services.scheduler.shell.api_models import View, example
 
-A_SAMPLE = {
+EXAMPLE_SAMPLE = {
     "batch": 12, "group": 3, "sample": 5, "prompt": "a handwritten three", "reward": 0.12,
     "advantage": -1.4, "scores": {"proxy": 0.12}, "policy_version": 12, "generated_by": "rollout-0",
     "attempt": 0, "trained": True, "why_not": None, "letters": [4],
     "media": "/v1/batches/12/samples/3/5/media", "media_gone": None, "weights": {"proxy": 1.0},
     "normalised": False,
 }  # fmt: skip
-A_PAST_GROUP = {
+EXAMPLE_GROUP_HISTORY = {
     "batch": 12, "group": 3, "prompt": "a handwritten three", "attempt": 0, "policy_version": 12,
     "num_samples": 8, "reward_mean": 0.71, "reward_spread": 0.2, "generated_by": ["rollout-0"],
     "dropped": None, "letters": [4],
 }  # fmt: skip
-A_REQUEST = {
+EXAMPLE_REQUEST = {
     "number": 17, "at": 1795447812.4, "caller": "ann", "role": "operator", "on_behalf": "",
     "operation": "POST /v1/run/pause", "client": "10.0.0.9", "status": 202,
 }  # fmt: skip
-A_CHOICE: dict[str, Any] = {
+EXAMPLE_CHOICE: dict[str, Any] = {
     "mode": "disaggregated", "rollout": {"A100": 16, "H100": 8}, "trainer": {"H100": 8},
     "fragment_size": 4, "tag_groups": 2, "max_staleness": 0, "step_seconds": 61.2,
     "utilisation": 0.91, "recipe": {"rollout.workers": 24},
     "commands": {"h100-1": "digenrl serve trainer --run RUN"},
 }  # fmt: skip
-A_PLAN: dict[str, Any] = {
+EXAMPLE_PLAN: dict[str, Any] = {
     "profile": "sd35-medium", "devices": {"A100": 16, "H100": 16}, "bound_seconds": 55.4,
     "forecast": 212, "reasons": [], "left_out": [],
-    "choices": [A_CHOICE],
+    "choices": [EXAMPLE_CHOICE],
 }  # fmt: skip
-A_FOLDER = {
+EXAMPLE_FOLDER = {
     "folder": "weights", "objects": 12, "bytes": 184_000_000,
     "kept": "the 3 newest versions and those that are in use",
 }  # fmt: skip
 
 
-AN_UNSCORED_GROUP = {"group": 1, "num_samples": 14, "why": "mine: ValueError: no template"}
+EXAMPLE_UNSCORED_GROUP = {"group": 1, "num_samples": 14, "why": "mine: ValueError: no template"}
 
 
 class SampleHistory(View):
     """A sample of a committed batch: where it comes from, and what was made of it."""
 
-    model_config = example(**A_SAMPLE)
+    model_config = example(**EXAMPLE_SAMPLE)
 
     batch: int
     """Number of the batch."""
@@ -106,7 +106,7 @@ def _part(name: str, score: float | None, weights: dict[str, float] | None) -> s
 class UnscoredGroup(View):
     """Samples of a group that have no score."""
 
-    model_config = example(**AN_UNSCORED_GROUP)
+    model_config = example(**EXAMPLE_UNSCORED_GROUP)
 
     group: int
     """Group of the batch."""
@@ -119,7 +119,7 @@ class UnscoredGroup(View):
 class SamplePage(View):
     """Samples of a batch."""
 
-    model_config = example(samples=[A_SAMPLE], next="8", unscored=[AN_UNSCORED_GROUP])
+    model_config = example(samples=[EXAMPLE_SAMPLE], next="8", unscored=[EXAMPLE_UNSCORED_GROUP])
 
     samples: list[SampleHistory]
     """Samples in the requested order."""
@@ -159,7 +159,7 @@ class SamplePage(View):
 class GroupHistory(View):
     """A group of a committed batch."""
 
-    model_config = example(**A_PAST_GROUP)
+    model_config = example(**EXAMPLE_GROUP_HISTORY)
 
     batch: int
     """Number of the batch."""
@@ -188,7 +188,7 @@ class GroupHistory(View):
 class GroupPage(View):
     """Groups of a batch."""
 
-    model_config = example(groups=[A_PAST_GROUP], next="4")
+    model_config = example(groups=[EXAMPLE_GROUP_HISTORY], next="4")
 
     groups: list[GroupHistory]
     """Groups in order."""
@@ -199,7 +199,7 @@ class GroupPage(View):
 class PlanChoice(View):
     """One way to use the devices."""
 
-    model_config = example(**A_CHOICE)
+    model_config = example(**EXAMPLE_CHOICE)
 
     mode: str
     """Mode of the schedule: disaggregated or fluid."""
@@ -226,7 +226,7 @@ class PlanChoice(View):
 class PlanView(View):
     """Forecast of a run's recipe on other devices."""
 
-    model_config = example(**A_PLAN)
+    model_config = example(**EXAMPLE_PLAN)
 
     profile: str
     """Cost profile that the seconds come from."""
@@ -247,7 +247,7 @@ class PlanView(View):
 class AuditView(View):
     """A request that changed something, or was to."""
 
-    model_config = example(**A_REQUEST)
+    model_config = example(**EXAMPLE_REQUEST)
 
     number: int
     """Number of the entry in the run's log."""
@@ -270,7 +270,7 @@ class AuditView(View):
 class AuditPage(View):
     """Requests, newest first."""
 
-    model_config = example(requests=[A_REQUEST], next="17")
+    model_config = example(requests=[EXAMPLE_REQUEST], next="17")
 
     requests: list[AuditView]
     """Requests that changed something, or were to."""
@@ -281,7 +281,7 @@ class AuditPage(View):
 class FolderView(View):
     """One kind of a run's stored objects."""
 
-    model_config = example(**A_FOLDER)
+    model_config = example(**EXAMPLE_FOLDER)
 
     folder: str
     """Folder of the run, or object."""
@@ -298,7 +298,7 @@ class StorageView(View):
 
     model_config = example(
         bytes=184_000_000, disk_bytes=241_000_000, objects=12, measured=1795447812.4,
-        folders=[A_FOLDER],
+        folders=[EXAMPLE_FOLDER],
     )  # fmt: skip
 
     bytes: int

@@ -42,20 +42,20 @@ Order = Literal["number", "worst", "best", "unscored"]
 only those that have none."""
 RECORDS = 32
 """Commit records that are kept in memory."""
-COUNTED_S = 60.0
-GONE = (
+COUNTS_CACHE_S = 60.0
+DELETED = (
     f"deleted: media are kept of the {KEPT_BATCHES} newest committed batches, and of those after "
     "the newest checkpoint"
 )
 NO_PREVIEW = "small pictures of some steps stay as long as run.preview_mb has room"
 
 
-class Gone(DigenRLError):
+class MediaDeleted(DigenRLError):
     """The requested object existed, and retention has deleted it."""
 
 
 @dataclass(slots=True)
-class Past:
+class CommittedBatches:
     """Knows the groups and samples of a run's committed batches."""
 
     history: RunHistory
@@ -143,7 +143,7 @@ class Past:
         except IntegrityError as error:
             preview = await self._preview(batch, record.trained[group], sample)
             if preview is None:
-                raise Gone(f"{GONE}; {NO_PREVIEW}") from error
+                raise MediaDeleted(f"{DELETED}; {NO_PREVIEW}") from error
             return preview
         return await asyncio.to_thread(_picture, data, index)
 
@@ -151,7 +151,7 @@ class Past:
         """Return what the run stores, counted once a minute."""
         async with self._lock:
             now = time.time()
-            if self._counted is None or now - self._counted.measured > COUNTED_S:
+            if self._counted is None or now - self._counted.measured > COUNTS_CACHE_S:
                 self._counted = await self._count(now)
             return self._counted
 
@@ -252,7 +252,7 @@ class Past:
             policy_version=group.policy_version, generated_by=group.workers[place],
             attempt=attempt, trained=why_not is None, why_not=why_not,
             letters=_about(letters, group.group, first), media=path if is_there else None,
-            media_gone=None if left is None else GONE, **_combined(recipe),
+            media_gone=None if left is None else DELETED, **_combined(recipe),
         )  # fmt: skip
 
 
@@ -360,7 +360,7 @@ def _rules(recipe: Recipe | None) -> dict[str, str]:
             *([f"the {best} best" if best > 1 else "the best"] if best else []),
         ]
         versions = ", ".join([f"of the {run.keep_last} newest versions", *more, "and those in use"])
-    trajectories = GONE.removeprefix("deleted: media are kept ")
+    trajectories = DELETED.removeprefix("deleted: media are kept ")
     return {
         "weights": versions, "checkpoints": versions,
         "batches": trajectories,

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from digenrl.evaluation.best import Best, comparable, find_best
 from digenrl.evaluation.records import EvaluationRecord
-from digenrl.reading.facts import RECENT, StepFacts
+from digenrl.reading.facts import USAGE_BATCHES, StepFacts
 from shared.errors import ContractError
 from shared.messages.contracts import ObjectRef
 from shared.recipe.recipe import Recipe
@@ -26,7 +26,7 @@ from shared.run.run_recipe import read_recipe
 from shared.run.usage import BatchUsage, Timeline
 from shared.store import ObjectStore
 
-LOOK_S = 1.0
+POLL_S = 1.0
 """Seconds between two looks at the store, however many people look at the page."""
 LOG_S = 3.0
 TIMELINES = 256
@@ -83,7 +83,7 @@ class RunHistory:
     async def look(self) -> None:
         """Read what is new, at most once a second; raises Unavailable if the store is silent."""
         async with self._lock:
-            if time.monotonic() - self._looked < LOOK_S:
+            if time.monotonic() - self._looked < POLL_S:
                 return
             if self.recipe is None:
                 self.recipe = await read_recipe(self.store, self.run)
@@ -104,7 +104,7 @@ class RunHistory:
             self.steps.append(self._chain.add(stored))
 
     async def _read_usage(self) -> None:
-        wanted = range(max(0, self.version - RECENT), self.version)
+        wanted = range(max(0, self.version - USAGE_BATCHES), self.version)
         for batch in wanted:
             if batch in self.usage:
                 continue

@@ -11,15 +11,15 @@ from pydantic import Field
 
 from digenrl.api.run_history import RunHistory
 from digenrl.evaluation.records import EvaluationRecord
-from digenrl.reading.facts import AN_EVALUATION, EvaluationView, evaluation_view
+from digenrl.reading.facts import EXAMPLE_EVALUATION, EvaluationView, evaluation_view
 from services.scheduler.shell.api_models import View, example
 from shared.messages.contracts import ObjectRef
 from shared.process.http_api import errors
 from shared.run.chain import CommitSummary
 
-A_STILL = "/v1/media/2c26b46b68ffc68ff99b453c1d304134.png"
-AN_IMAGE = {
-    "prompt": "a handwritten three", "right": True, "media": A_STILL, "still": A_STILL,
+EXAMPLE_STILL = "/v1/media/2c26b46b68ffc68ff99b453c1d304134.png"
+EXAMPLE_IMAGE = {
+    "prompt": "a handwritten three", "right": True, "media": EXAMPLE_STILL, "still": EXAMPLE_STILL,
     "source": None,
 }  # fmt: skip
 KINDS = {"mp4": "video/mp4", "png": "image/png"}
@@ -62,7 +62,7 @@ class CurvesView(View):
 class ImageView(View):
     """A sample of an evaluation."""
 
-    model_config = example(**AN_IMAGE)
+    model_config = example(**EXAMPLE_IMAGE)
 
     prompt: str
     """The prompt."""
@@ -79,7 +79,7 @@ class ImageView(View):
 class EvaluationDetail(EvaluationView):
     """An evaluation with its samples: the gallery."""
 
-    model_config = example(**AN_EVALUATION, samples=[AN_IMAGE])
+    model_config = example(**EXAMPLE_EVALUATION, samples=[EXAMPLE_IMAGE])
 
     samples: list[ImageView] = Field(default_factory=list)
     """Its samples: in every evaluation of the same settings the same prompts and noise, in the

@@ -23,9 +23,9 @@ from shared.process.linux import die_with_parent
 
 PLAN_S = 60.0
 """Longest time that a plan takes; then it is given up."""
-WAITING = 4
+MAX_WAITING_PLANS = 4
 """Plans that may wait for the one that is made."""
-KEPT = 32
+MAX_KEPT_ANSWERS = 32
 """Answers that are kept."""
 POOL = r"^[A-Za-z0-9_.=+*, -]{1,200}$"
 Pool = Annotated[
@@ -48,7 +48,7 @@ Staleness = Annotated[
 HostGpus = Annotated[int, Query(ge=1, le=64, description="GPUs per host where only GPUs count")]
 
 
-class Refused(Exception):
+class PlanRefused(Exception):
     """A plan cannot be made; has the reason, and the HTTP status for it."""
 
     def __init__(self, status: int, reason: str) -> None:
@@ -80,9 +80,9 @@ class WhatIf:
         """
         await self.history.look()
         if self.history.recipe is None:
-            raise Refused(404, f"the store holds no run {self.history.run!r}")
+            raise PlanRefused(404, f"the store holds no run {self.history.run!r}")
         if not asked.get("hosts") and not asked.get("devices"):
-            raise Refused(422, "hosts: name the GPUs, e.g. h100x8*4")
+            raise PlanRefused(422, "hosts: name the GPUs, e.g. h100x8*4")
         _check_size(asked.get("hosts"), asked.get("devices"))
         question = PlanRequest(recipe=self.history.recipe.model_dump_json(), **asked)
         if question not in self._kept:
@@ -91,12 +91,12 @@ class WhatIf:
 
     def _keep(self, question: PlanRequest, found: PlanView) -> None:
         self._kept[question] = found
-        while len(self._kept) > KEPT:
+        while len(self._kept) > MAX_KEPT_ANSWERS:
             self._kept.popitem(last=False)
 
     async def _in_turn(self, question: PlanRequest) -> PlanView:
-        if self._waiting > WAITING:
-            raise Refused(503, f"{WAITING} plans wait already; ask again in a moment")
+        if self._waiting > MAX_WAITING_PLANS:
+            raise PlanRefused(503, f"{MAX_WAITING_PLANS} plans wait already; ask again in a moment")
         self._waiting += 1
         try:
             async with self._one:
@@ -117,7 +117,7 @@ async def _made(question: PlanRequest) -> PlanView:
         async with asyncio.timeout(PLAN_S):
             said, _ = await process.communicate(question.model_dump_json().encode())
     except TimeoutError:
-        raise Refused(
+        raise PlanRefused(
             503, f"hosts: no plan within {PLAN_S:g} s; ask for fewer kinds or devices, or use "
             "`digenrl plan`",
         ) from None  # fmt: skip
@@ -128,9 +128,9 @@ async def _made(question: PlanRequest) -> PlanView:
     try:
         answer = Answer.model_validate_json(said)
     except ValidationError:
-        raise Refused(503, "the plan was given up; `digenrl plan` shows why") from None
+        raise PlanRefused(503, "the plan was given up; `digenrl plan` shows why") from None
     if answer.plan is None:
-        raise Refused(422, answer.refused)
+        raise PlanRefused(422, answer.refused)
     return answer.plan
 
 
@@ -145,7 +145,7 @@ def _check_size(*pools: str | None) -> None:
                 product *= each
             number += product if counts else 0
         if number > MAX_DEVICES:
-            raise Refused(
+            raise PlanRefused(
                 422, f"hosts: at most {MAX_DEVICES} devices are planned here, not {number}; use "
                 "`digenrl plan`",
             )  # fmt: skip
@@ -171,7 +171,7 @@ def plan_routes(what_if: WhatIf) -> APIRouter:
             return await what_if.plan(
                 hosts=hosts, devices=devices, profile=profile, staleness=given, host_gpus=host_gpus
             )
-        except Refused as refused:
+        except PlanRefused as refused:
             raise HTTPException(refused.status, str(refused)) from None
 
     return router

@@ -146,7 +146,7 @@ def read_run(of: Connection) -> "RunReading":
         NoAnswer: if it does not answer.
         Refused: if it refuses.
     """
-    from digenrl.reading.facts import MAX_LETTERS, RECENT, RunFacts, StepFacts
+    from digenrl.reading.facts import MAX_LETTERS, USAGE_BATCHES, RunFacts, StepFacts
     from digenrl.reading.reading import read
     from shared.recipe.recipe import Recipe
     from shared.run.usage import BatchUsage
@@ -157,7 +157,7 @@ def read_run(of: Connection) -> "RunReading":
     batches = {each.batch: each for each in client.list_batches(VERSIONS)}
     usage = [
         _known(lambda batch=batch: client.get_usage(batch))  # type: ignore[misc]
-        for batch in range(max(0, run.step - RECENT), run.step)
+        for batch in range(max(0, run.step - USAGE_BATCHES), run.step)
     ]
     return read(RunFacts(
         run=run, is_live=of.is_live, at=time.time(), load=client.get_load(),

@@ -19,7 +19,7 @@ from shared.process.settings import ServiceSettings
 from shared.run.run_recipe import needed_recipe
 from shared.store import ObjectStore, open_store
 
-ASK_S = 2.0
+STATUS_TIMEOUT_S = 2.0
 
 
 def show(
@@ -53,7 +53,7 @@ def _link_of_live(run: Run) -> str | None:
     """Return a link to the page that `digenrl up` serves of a run in progress; None if it does
     not."""
     with suppress(UserError), address.connect_client(run, role="operator", of="page") as page:
-        page.http.timeout = ASK_S
+        page.http.timeout = STATUS_TIMEOUT_S
         return f"{str(page.http.base_url).rstrip('/')}{page.make_code().path}"
     return None
 

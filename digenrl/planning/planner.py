@@ -256,9 +256,9 @@ def _why_none(
     roles: tuple[Role, Role] = ("rollout", "trainer")
     reasons = [fits(profile, kind, role) for kind in present(devices) for role in roles]
     known = list(dict.fromkeys(reason for reason in reasons if reason is not None))
-    looked_at = _splits(profile, devices, schedule)
-    if looked_at and host_gpus is not None:
-        reason = why_not(profile, looked_at[0], schedule)
+    splits = _splits(profile, devices, schedule)
+    if splits and host_gpus is not None:
+        reason = why_not(profile, splits[0], schedule)
         return f"no recipe says a split of {words(devices)}: {reason or 'fragments do not fit'}"
     if not known:
         return "one device cannot be split into rollout and trainer; give at least two"

@@ -11,14 +11,14 @@ from services.scheduler.shell.api_load import QueueView
 from services.scheduler.shell.api_models import WorkerView
 from shared.learning.metrics import ratios_off
 
-RECENT_S = 120.0
+LETTER_NEWS_S = 120.0
 """Seconds for which a dead letter is an alarm: afterwards only lists have it."""
-QUIET_S = 20.0
+MIN_QUIET_S = 20.0
 QUIET_STEPS = 1.5
 """Seconds, and steps, without a further dead letter after which the failure seems to be fixed."""
 WATCHED_STEPS = 20
 """Number of recent steps checked for skipped updates."""
-STILL_STEPS = 4
+MAX_UNCHANGED_STEPS = 4
 """Number of steps in a row that may leave the weights unchanged without an alarm."""
 
 
@@ -92,8 +92,8 @@ def _letters(facts: RunFacts) -> list[str]:
     if facts.letters is None:
         return [f"dead letters: {opened}; `digenrl dlq list {name}` has why"] if number else []
     letters = [each for each in facts.letters if each.state in ("open", "over")]
-    quiet = max(QUIET_S, QUIET_STEPS * (run.seconds_per_step or 0.0))
-    recent = max(RECENT_S, quiet)
+    quiet = max(MIN_QUIET_S, QUIET_STEPS * (run.seconds_per_step or 0.0))
+    recent = max(LETTER_NEWS_S, quiet)
     new = [each for each in letters if facts.at - each.found < recent]
     newest = max(0.0, min((facts.at - each.found for each in new), default=0.0))
     if not new or newest > quiet:
@@ -148,7 +148,7 @@ def _unchanged(steps: Sequence[StepFacts], decay_steps: int | None) -> list[str]
         if step.weights_digest != steps[-1].weights_digest:
             break
         same += 1
-    if same <= STILL_STEPS:
+    if same <= MAX_UNCHANGED_STEPS:
         return []
     if decay_steps is not None and steps[-1].version > decay_steps:
         return [

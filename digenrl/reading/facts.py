@@ -12,19 +12,19 @@ from shared.messages.contracts import TagMode
 from shared.recipe.recipe import Recipe
 from shared.run.usage import BatchUsage
 
-AN_EVALUATION: dict[str, Any] = {
+EXAMPLE_EVALUATION: dict[str, Any] = {
     "version": 10, "settings": "a" * 64, "reward": 0.81, "num_samples": 200,
     "rewards": {"proxy": 0.81}, "gold": {"other": 0.7},
     "figures": {"gold_accuracy": 0.88, "gold_nn": 2.4}, "alarms": [],
 }  # fmt: skip
-NAMED = ("reward", "num_samples", "rewards", "gold")
+NAMED_FIGURES = ("reward", "num_samples", "rewards", "gold")
 """Figures that every evaluation has, under names of their own."""
 
 
 class EvaluationView(View):
     """Results of an evaluation of a version, at fixed prompts and seeds."""
 
-    model_config = example(**AN_EVALUATION)
+    model_config = example(**EXAMPLE_EVALUATION)
 
     version: int
     """Policy version."""
@@ -55,13 +55,13 @@ def evaluation_view(record: EvaluationRecord) -> EvaluationView:
     quality = record.quality
     return EvaluationView(
         version=record.version, settings=record.settings, alarms=list(record.alarms),
-        **quality.model_dump(include={*NAMED}), figures=_other_figures(quality),
+        **quality.model_dump(include={*NAMED_FIGURES}), figures=_other_figures(quality),
     )  # fmt: skip
 
 
 def _other_figures(quality: Quality) -> dict[str, float]:
     """Return the figures that are numbers and have no field of their own."""
-    plain = quality.model_dump(exclude={*NAMED})
+    plain = quality.model_dump(exclude={*NAMED_FIGURES})
     return {name: value for name, value in plain.items() if isinstance(value, float)}
 
 
@@ -103,5 +103,5 @@ class RunFacts:
 
 MAX_LETTERS = 200
 """Newest dead letters that a reading takes into account."""
-RECENT = 20
+USAGE_BATCHES = 20
 """Newest batches whose use of devices is summed up."""

@@ -14,11 +14,11 @@ from shared.messages.codec import decode
 Letter = Mapping[str, Any]
 """A letter as `/v1/dead-letters` has it."""
 FIRST_LINE = 160
-FREQUENT = 5
+MAX_COUNTED_REASONS = 5
 """Reasons that are counted on the page."""
 PER_PAGE = 50
 """Letters of a page."""
-RECENT_S = 60.0
+MIN_QUIET_S = 60.0
 """Seconds after the newest letter from which what failed seems to be fixed."""
 RAISED_AT = re.compile(r"\(([^()]+\.py), line (\d+)\)\Z")
 """The line of a scorer's own file at the end of a reason."""
@@ -36,7 +36,7 @@ def shown_letters(letters: Sequence[Letter], *, every: bool) -> dict[str, Any]:
     return {
         "letters": [{**each, "reason": cause(each["reason"])} for each in wanted[:PER_PAGE]],
         "older": wanted[PER_PAGE - 1]["number"] if len(wanted) > PER_PAGE else None,
-        "reasons": _causes(opened).most_common(FREQUENT), "fixes": fixes(letters),
+        "reasons": _causes(opened).most_common(MAX_COUNTED_REASONS), "fixes": fixes(letters),
         "useful": [each["number"] for each in letters if is_useful(each)], "every": every,
     }  # fmt: skip
 
@@ -85,7 +85,7 @@ def advice(run: Mapping[str, Any], letters: Sequence[Letter]) -> list[str]:
     if opened and all(each["outcome"] and each["kind"] != "failed" for each in opened):
         return [f"a retry helps none of the open letters: `digenrl dlq drop {name} --all`"]
     newest = max((each["found"] for each in letters), default=0.0)
-    if phase != "running" or (not opened and newest < time.time() - RECENT_S):
+    if phase != "running" or (not opened and newest < time.time() - MIN_QUIET_S):
         return []
     return [f"to fix what fails, and retry it: {pause}, then {retry} --resume`", *fixes(letters)]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from digenrl.reading.alarms import alarms, is_failing
-from digenrl.reading.facts import RECENT, EvaluationView, RunFacts
+from digenrl.reading.facts import USAGE_BATCHES, EvaluationView, RunFacts
 from digenrl.reading.schedule import ScheduleSummary, summarise_schedule
 from digenrl.reading.sentences import (
     active_settings,
@@ -23,9 +23,9 @@ from services.scheduler.shell.api_load import LoadView, SlowestView
 from services.scheduler.shell.api_models import View, WorkerView
 from shared.run.usage import BatchUsage, DeviceUse
 
-FAR_SLOWER = 2.0
+SLOW_WORKER_FACTOR = 2.0
 """Times the mean of equal devices from which a worker's host is worth a look."""
-FOR_GENERATION = ("waiting_for_rollout", "tail")
+GENERATION_WAITS = ("waiting_for_rollout", "tail")
 """Waits that a slow device can cause by generating."""
 
 
@@ -105,7 +105,9 @@ class RunReading(View):
 def read(facts: RunFacts) -> RunReading:
     """Return the reading of a run."""
     run, load = facts.run, facts.load
-    schedule = summarise_schedule([step.staleness for step in facts.steps[-RECENT:]], facts.usage)
+    schedule = summarise_schedule(
+        [step.staleness for step in facts.steps[-USAGE_BATCHES:]], facts.usage
+    )
     waits = main_wait(schedule)
     settings = active_settings(run, facts.recipe, facts.tag) if facts.is_live else None
     return RunReading(
@@ -157,8 +159,8 @@ def slow_worker(
     ]  # fmt: skip
     mean = fmean(equal) if len(equal) > 1 else slowest.mean_seconds_per_sample
     has_equals = device is None or len(equal) > 1
-    is_far_slower = has_equals and slowest.seconds_per_sample >= FAR_SLOWER * mean
-    if not is_far_slower and waits not in FOR_GENERATION:
+    is_far_slower = has_equals and slowest.seconds_per_sample >= SLOW_WORKER_FACTOR * mean
+    if not is_far_slower and waits not in GENERATION_WAITS:
         return None
     return SlowWorker(
         worker=slowest.worker, seconds_per_sample=slowest.seconds_per_sample,

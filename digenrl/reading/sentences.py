@@ -16,7 +16,7 @@ GOOD_SHARE = 0.9
 GOOD_PACE = 2 / 3
 """Part of its forecast from which a run is as fast as its schedule explains: that knows no costs
 between groups, and is learned from times that are not disturbed."""
-GOOD_FORECAST = 0.8
+GOOD_BOUND_SHARE = 0.8
 """Share of the bound from which a schedule leaves little to gain."""
 SLOWER_THAN_FORECAST = (
     "It is slower than its schedule explains. First see to alarms of what is late or fails, then "
@@ -169,7 +169,7 @@ def _advice(now: float, forecast: float, bound: float, waits: str) -> str:
     """Return where to look if throughput is far below its bound, else empty: schedule and workers
     do not cause delays of other services."""
     is_slow = now < GOOD_PACE * forecast
-    if not is_slow and forecast >= GOOD_FORECAST * bound:
+    if not is_slow and forecast >= GOOD_BOUND_SHARE * bound:
         return ""
     return NO_SCHEDULE.get(waits) or (SLOWER_THAN_FORECAST if is_slow else FORECAST_BELOW_BOUND)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from services.scheduler.shell.api_models import WorkerView
 
-USES = {
+USE_WORDS = {
     "generating": "generates", "training": "trains", "scoring": "scores",
     "committing": "exchanges gradients",
     "waiting_for_rollout": "waits for generation", "waiting_for_trainer": "waits for training",
@@ -20,7 +20,7 @@ USES = {
 """Uses of devices, in the order of the legend."""
 
 
-DRAINS: Mapping[str, str] = {
+DRAIN_WORDS: Mapping[str, str] = {
     "draining": "finishes what it has, and gets nothing new",
     "drained": "has no work, and gets none",
 }
@@ -130,11 +130,11 @@ def describe_work(worker: "WorkerView") -> str:
     if worker.refused:
         return f"refused: {worker.refused}"
     if worker.drain != "no":
-        return f"{worker.drain}: {DRAINS[worker.drain]}"
+        return f"{worker.drain}: {DRAIN_WORDS[worker.drain]}"
     waits = worker.activity.startswith("waiting") and not worker.note
     use = worker.use if waits and worker.use else worker.activity
     lent = worker.lent and worker.service == "trainer"
-    return USES.get(use, use.replace("_", " ")) + (" (lent)" if lent else "")
+    return USE_WORDS.get(use, use.replace("_", " ")) + (" (lent)" if lent else "")
 
 
 def describe_shortage(worker: "WorkerView") -> str:

@@ -23,7 +23,7 @@ from shared.process.worker_process import prepare_libraries
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord, commit_chain
 from shared.run.log import Log
-from shared.run.log_entries import NOBODY_WORKS, Alarm
+from shared.run.log_entries import NO_DEVICE_WORKS, Alarm
 from shared.run.run_recipe import held_out_rows, needed_recipe
 from shared.store import ObjectStore, open_store
 
@@ -127,7 +127,7 @@ class Report:
             summary.warnings += {
                 str(entry.reason): None
                 for entry in log.newest_first
-                if isinstance(entry, Alarm) and entry.what == NOBODY_WORKS and entry.firing
+                if isinstance(entry, Alarm) and entry.what == NO_DEVICE_WORKS and entry.firing
             }
         await self._draw(summary)
         summary.failures = self.failures

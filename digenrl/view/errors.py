@@ -17,18 +17,22 @@ Render = Callable[..., Awaitable[HTMLResponse]]
 """Renders a page of a name, with its fields."""
 Tell = Callable[[Request, Exception], JSONResponse]
 """Answers a fault with a problem."""
-OF_PROGRAMS = ("/v1/", "/data/", "/static/")
+API_PREFIXES = ("/v1/", "/data/", "/static/")
 """Beginnings of addresses that are no pages."""
-OF_STORE = {Unavailable: 503, IntegrityError: 410, ContractError: 500}
+STORE_FAULT_STATUS = {Unavailable: 503, IntegrityError: 410, ContractError: 500}
 """Faults of the store, or of its content, and their HTTP status."""
 
 
 def add_error_pages(app: FastAPI, render: Render) -> None:
     """Respond to each error of ``app`` with a problem, or for a browser with a page."""
     add_problems(app)
-    for fault, status in OF_STORE.items():
+    for fault, status in STORE_FAULT_STATUS.items():
         app.add_exception_handler(fault, _problem_of(status))
-    kinds: tuple[type[Exception], ...] = (HTTPException, RequestValidationError, *OF_STORE)
+    kinds: tuple[type[Exception], ...] = (
+        HTTPException,
+        RequestValidationError,
+        *STORE_FAULT_STATUS,
+    )
     for kind in kinds:
         tell = cast(Tell, app.exception_handlers[kind])
         app.add_exception_handler(kind, _shown(tell, render))
@@ -45,7 +49,7 @@ def _shown(tell: Tell, render: Render) -> Callable[[Request, Exception], Awaitab
             return told
         try:
             page = await render(request, "error", sentence=_sentence(request, told))
-        except tuple(OF_STORE):
+        except tuple(STORE_FAULT_STATUS):
             return told  # the frame needs the store as well
         page.status_code = told.status_code
         return page
@@ -55,7 +59,7 @@ def _shown(tell: Tell, render: Render) -> Callable[[Request, Exception], Awaitab
 
 def _wants_page(request: Request) -> bool:
     is_asked = request.method == "GET" and "text/html" in request.headers.get("accept", "")
-    return is_asked and not request.url.path.startswith(OF_PROGRAMS)
+    return is_asked and not request.url.path.startswith(API_PREFIXES)
 
 
 def _sentence(request: Request, told: JSONResponse) -> str:

@@ -14,7 +14,7 @@ from digenrl.reading.facts import evaluation_view
 
 PER_PAGE = 50
 """Rows of a table."""
-SHOWN = 60
+MAX_SHOWN_SAMPLES = 60
 """Samples of an evaluation that are shown, as many of each prompt."""
 
 
@@ -43,12 +43,14 @@ def samples_of(history: RunHistory, version: int | None) -> dict[str, Any]:
     if version is not None and version not in known:
         raise HTTPException(404, f"version {version} was not evaluated")
     chosen = history.evaluations[-1] if version is None else known[version]
-    each_prompt = max(1, SHOWN // max(1, len({sample.prompt for sample in chosen.samples})))
+    each_prompt = max(
+        1, MAX_SHOWN_SAMPLES // max(1, len({sample.prompt for sample in chosen.samples}))
+    )
     seen: dict[str, int] = {}
     pairs: list[dict[str, Any]] = []
     for before, after in zip(first.samples, chosen.samples, strict=True):
         seen[after.prompt] = seen.get(after.prompt, 0) + 1
-        if seen[after.prompt] <= each_prompt and len(pairs) < SHOWN:
+        if seen[after.prompt] <= each_prompt and len(pairs) < MAX_SHOWN_SAMPLES:
             pairs.append({
                 "prompt": after.prompt, "right": after.right,
                 "source": None if after.source is None else _name(after.source.key),

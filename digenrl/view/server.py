@@ -27,14 +27,14 @@ from jinja2 import Environment
 from digenrl.api.exported import Exports
 from digenrl.api.front import api_routes
 from digenrl.api.live import LiveRun
-from digenrl.api.past import Order, Past
+from digenrl.api.past import CommittedBatches, Order
 from digenrl.api.run_history import RunHistory
 from digenrl.api.status import newest_letters, read_run
 from digenrl.api.stored import newest_versions
-from digenrl.api.what_if import POOL, Refused, WhatIf
+from digenrl.api.what_if import POOL, PlanRefused, WhatIf
 from digenrl.evaluation.records import FIGURES
 from digenrl.reading.letters import shown_letters
-from digenrl.reading.wording import KINDS, QUEUES, USES
+from digenrl.reading.wording import KINDS, QUEUES, USE_WORDS
 from digenrl.view.errors import add_error_pages
 from digenrl.view.figures import (
     PER_PAGE,
@@ -149,7 +149,7 @@ def _add_pages_of_now(app: FastAPI, pages: Pages) -> None:
 
     @app.get("/timeline")
     async def timeline(request: Request, batches: Batches = 4) -> HTMLResponse:
-        return await pages.page(request, "timeline", batches=batches, uses=USES)
+        return await pages.page(request, "timeline", batches=batches, uses=USE_WORDS)
 
     @app.get("/workers")
     async def workers(request: Request) -> HTMLResponse:
@@ -163,7 +163,7 @@ def _add_pages_of_now(app: FastAPI, pages: Pages) -> None:
             tag is not None and recipe is not None and recipe.schedule.mode == "disaggregated"
         )
         return await pages.page(
-            request, "schedule", tag=tag, can_lend=can_lend, uses=USES,
+            request, "schedule", tag=tag, can_lend=can_lend, uses=USE_WORDS,
             groups=0 if recipe is None else recipe.batch.groups,
             batches=view.history.recent_usage[::-1],
         )  # fmt: skip
@@ -171,7 +171,7 @@ def _add_pages_of_now(app: FastAPI, pages: Pages) -> None:
 
 def _add_samples(app: FastAPI, pages: Pages) -> None:
     history = pages.view.history
-    past = Past(history)
+    past = CommittedBatches(history)
 
     @app.get("/samples")
     async def samples(request: Request, version: Before = None) -> HTMLResponse:
@@ -253,7 +253,7 @@ def _add_plan(app: FastAPI, pages: Pages, what_if: WhatIf) -> None:
             try:
                 asked = int(staleness) if staleness else None
                 found = await what_if.plan(hosts=hosts, staleness=asked, profile=profile or None)
-            except Refused as reason:
+            except PlanRefused as reason:
                 refused = str(reason)
         return await pages.page(
             request, "plan", found=found, refused=refused, hosts=hosts, staleness=staleness,

@@ -86,7 +86,7 @@ class RolloutApp:
         async for received in self._bus.follow(subjects.TASK, [subject]):
             task = received.message
             if isinstance(task, GenerateFragment):
-                self._loader.foresee(task.policy, task.weights)
+                self._loader.prestage(task.policy, task.weights)
                 self._waiting.put(task, tasks)
 
     def _is_stale(self, task: GenerateFragment) -> bool:

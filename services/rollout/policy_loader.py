@@ -80,20 +80,20 @@ class PolicyLoader:
 
     def _published(self, record: CommitRecord) -> None:
         self.newest = record.policy.version
-        self._stage_beside(record)
+        self._stage_in_background(record)
 
-    def foresee(self, policy: Policy, weights: ObjectRef | None) -> None:
+    def prestage(self, policy: Policy, weights: ObjectRef | None) -> None:
         """Stage a version that a fragment names before it is committed. It may never be, so that
         the newest one stays what it is."""
         if weights is not None and policy.version > self.newest and self._is_own(weights):
-            self._stage_beside(Version(policy=policy, weights=weights))
+            self._stage_in_background(Version(policy=policy, weights=weights))
 
     def _is_own(self, weights: ObjectRef) -> bool:
         """Whether an object is among the run's weights: a process that may announce weights could
         name other objects."""
         return weights.key.startswith(f"{weights_folder(self._bus.run)}/")
 
-    def _stage_beside(self, version: CommitRecord | Version) -> None:
+    def _stage_in_background(self, version: CommitRecord | Version) -> None:
         """Stage a version concurrently with generation, unless it is present or being loaded."""
         staging, policy = self._staging, version.policy
         here = (self._policy, self._loading, None if staging is None else staging[0])

@@ -26,7 +26,7 @@ def source_image(path: Path, where: str, image: Any) -> tuple[SourceImage | None
     file = (path if path.is_dir() else path.parent) / image
     try:
         status = file.stat()
-        return _looked_at(file, status.st_mtime_ns, status.st_size), file
+        return _source_image(file, status.st_mtime_ns, status.st_size), file
     except OSError as error:
         raise UserError(f"{where}: {IMAGE}: cannot read {file}: {error.strerror}") from error
     except ContractError as error:
@@ -39,7 +39,7 @@ def _is_below(image: str) -> bool:
 
 
 @lru_cache(maxsize=1 << 17)
-def _looked_at(file: Path, _changed_ns: int, size: int) -> SourceImage:
+def _source_image(file: Path, _changed_ns: int, size: int) -> SourceImage:
     """Hash an image's file, once while it does not change; raises ContractError if it is no
     image."""
     if size > MAX_BYTES:

@@ -115,7 +115,7 @@ def role_permissions(role: Role) -> Permissions:
     """Return all that NATS lets a role do."""
     mine = [right for right in RIGHTS if role in right.publishers]
     read = [right for right in RIGHTS if role in right.readers]
-    publish = {right.subject for right in mine} | set(_slots_looked_at(mine)) | set(_reading(read))
+    publish = {right.subject for right in mine} | set(_read_slots(mine)) | set(_reading(read))
     publish |= {f"$JS.API.STREAM.INFO.{stream.name}" for stream in STREAMS}
     listen = {right.subject for right in read if right.stream is None}
     if role == "scheduler":
@@ -129,7 +129,7 @@ def role_permissions(role: Role) -> Permissions:
     return Permissions(tuple(sorted(publish)), tuple(sorted({f"{inbox_subject(role)}.>", *listen})))
 
 
-def _slots_looked_at(mine: list[Right]) -> Iterator[str]:
+def _read_slots(mine: list[Right]) -> Iterator[str]:
     """A publisher that finds a slot taken reads the message in it."""
     for right in mine:
         if right.stream is not None and right.stream.slots:

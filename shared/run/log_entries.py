@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
 
-NOBODY_WORKS = "nobody_works"
+NO_DEVICE_WORKS = "nobody_works"
 """Alarm while a batch is open and no device works."""
 
 LetterKind = Literal["unreadable", "undelivered", "failed", "unscored", "refused"]

@@ -49,7 +49,7 @@ FILES = ("model.folder", "model.adapter", "data.prompts", "reward.scorers.")
 """Keys, or their beginnings, of files that must be the same on every host that has them."""
 PORTABLE = "portable"
 """Key of a stored recipe, next to its tables, that names its paths for other hosts."""
-OF_RELEASE = "release"
+RELEASE_KEY = "release"
 """Key of a stored recipe, next to its tables, with the release that began the run."""
 
 POLL_S = 0.5
@@ -123,7 +123,7 @@ async def check_recipe(
         recipe = keep_held_out(stored.recipe, recipe)
         tables = recipe.model_dump(mode="json")
     await check_files(store, recipe, FILES, needed=False)
-    stored_tables = {**tables, PORTABLE: portable, OF_RELEASE: RELEASE}
+    stored_tables = {**tables, PORTABLE: portable, RELEASE_KEY: RELEASE}
     data = json.dumps(stored_tables, indent=1).encode()
     return CheckedRecipe(asked, beside, recipe, data, seen)
 
@@ -189,7 +189,7 @@ def parsed_recipe(data: bytes) -> _StoredRecipe:
     tables = json.loads(data)
     if not isinstance(tables, dict):
         raise ValueError("no tables")
-    if why := refusal("the run", tables.pop(OF_RELEASE, None)):
+    if why := refusal("the run", tables.pop(RELEASE_KEY, None)):
         raise UserError(f"--run: {why}")
     portable = tables.pop(PORTABLE, {})
     recipe = stored_recipe(json.dumps(tables).encode())

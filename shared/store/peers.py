@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from shared.store.redis_client import open_redis
 from shared.store.relay import Peer
 
-KEPT_S = 3600
+PEER_LIFETIME_S = 3600
 MAX_ENTRIES = 64
 """Entries of one list that are looked at, the last ones."""
 
@@ -35,7 +35,7 @@ class RedisPeers:
             async with self._redis.pipeline(transaction=True) as pipe:
                 pipe.rpush(key, me.model_dump_json())
                 pipe.lrange(key, -MAX_ENTRIES, -1)
-                pipe.expire(key, KEPT_S)
+                pipe.expire(key, PEER_LIFETIME_S)
                 _, entries, _ = await pipe.execute()
         except (RedisError, OSError) as error:
             log.warning("peers_unavailable", error=str(error), hint="read from the store instead")

@@ -184,7 +184,7 @@ def test_what_a_scheduler_answered_is_answered_after_the_end_from_the_store(past
 def test_a_request_whose_answer_is_lost_is_sent_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client_module, "AGAIN_S", 0.0)
+    monkeypatch.setattr(client_module, "RETRY_DELAY_S", 0.0)
     asked: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -199,7 +199,7 @@ def test_a_request_whose_answer_is_lost_is_sent_again(
 
 
 def test_events_are_taken_up_where_they_broke_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "AGAIN_S", 0.0)
+    monkeypatch.setattr(client_module, "RETRY_DELAY_S", 0.0)
     asked: list[str] = []
 
     def answer(request: httpx.Request) -> httpx.Response:

@@ -68,13 +68,13 @@ async def test_a_slow_scheduler_holds_up_nobody_for_a_second(
     await scheduler.read(RUN)
     slow.may_answer.clear()
     slow.number = 1
-    monkeypatch.setattr(live, "FRESH_S", 0.0)
+    monkeypatch.setattr(live, "CACHE_S", 0.0)
     for _ in range(10):
         answer = await asyncio.wait_for(scheduler.read(RUN), 1)
         assert answer.body == b"0"  # of a moment ago, while the next one is asked for
     await asyncio.sleep(0)
     assert slow.asked <= 2
-    monkeypatch.setattr(live, "STALE_S", 0.0)
+    monkeypatch.setattr(live, "MAX_STALE_S", 0.0)
     late = asyncio.create_task(scheduler.read(RUN))
     await asyncio.sleep(0.01)
     assert not late.done()

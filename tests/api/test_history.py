@@ -91,7 +91,7 @@ def test_the_reason_of_samples_without_a_score_is_said_once(client: TestClient, 
 
 def test_a_reward_is_shown_as_the_sum_of_its_scores_unless_each_is_normalised() -> None:
     scores = {"proxy": 0.018, "mine": 0.254}
-    given = models.A_SAMPLE | {"scores": scores, "weights": {"proxy": 1.0, "mine": 0.1}}
+    given = models.EXAMPLE_SAMPLE | {"scores": scores, "weights": {"proxy": 1.0, "mine": 0.1}}
     sample = models.SampleHistory.model_validate(given)
     assert sample.made_of == "1 x proxy 0.018 + 0.1 x mine 0.254"
     normalised = models.SampleHistory.model_validate(given | {"normalised": True})

@@ -7,7 +7,7 @@ import pytest
 
 from digenrl.api import what_if
 from digenrl.api.run_history import RunHistory
-from digenrl.api.what_if import Refused, WhatIf
+from digenrl.api.what_if import PlanRefused, WhatIf
 from digenrl.planning.child import answer
 from digenrl.planning.question import PlanRequest
 from shared.recipe.recipe import load_recipe, override
@@ -43,11 +43,11 @@ async def test_what_cannot_be_planned_is_refused_in_a_line(
         ({"devices": "h100=9999"}, 422, "at most 512 devices"),
         ({}, 422, "hosts: name the GPUs"),
     ):
-        with pytest.raises(Refused, match=reason) as found:
+        with pytest.raises(PlanRefused, match=reason) as found:
             await planner.plan(**asked)
         assert found.value.status == status
     monkeypatch.setattr(what_if, "PLAN_S", 0.01)
-    with pytest.raises(Refused, match=r"no plan within 0\.01 s") as late:
+    with pytest.raises(PlanRefused, match=r"no plan within 0\.01 s") as late:
         await planner.plan(hosts="h100x8*2")
     assert late.value.status == 503 and not planner._kept
 

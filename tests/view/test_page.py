@@ -155,7 +155,7 @@ def test_curves_are_asked_for_once(client: TestClient) -> None:
 def test_new_steps_are_seen_while_the_page_is_open(
     tokens: Tokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("digenrl.api.run_history.LOOK_S", 0.0)
+    monkeypatch.setattr("digenrl.api.run_history.POLL_S", 0.0)
     client = client_of(run := filled(tmp_path), tokens)
     assert client.get("/data/steps").json()[0]["version"][-1] == 4
     run.commit(2)

@@ -18,7 +18,7 @@ from typing import Any, cast
 import httpx
 from rich.console import Console
 
-from digenrl.api.checked_client import CheckedClient, NoAnswer, Refused
+from digenrl.api.checked_client import CheckedClient, CheckedNoAnswer, CheckedRefusal
 from digenrl.commands import status
 from digenrl.local import up
 from digenrl.local.connection import Connection, read_run
@@ -151,7 +151,7 @@ async def poll(observer: Observer, *, every_s: float, whole: bool = False) -> No
                     else:
                         client.get_run()
                         client.list_dead_letters("all", 1)
-                except (NoAnswer, Refused):
+                except (CheckedNoAnswer, CheckedRefusal):
                     wait_s = EAGER_S
                 time.sleep(wait_s)
 
@@ -165,7 +165,7 @@ async def read_events(observer: Observer, *, after: str = "start") -> None:
         known = after
         with observer.client() as client:
             while True:
-                with contextlib.suppress(Refused):
+                with contextlib.suppress(CheckedRefusal):
                     for event in client.get_events(known):
                         known = event.id or known
                         observer.read(*event)

@@ -89,13 +89,13 @@ def _whoever_lives(state: State, worker: WorkerState) -> bool:
 @plant(anywhere)
 def a_share_is_counted_twice() -> AbstractContextManager[None]:
     """A sum that is not counted on any more goes into the exchange all the same."""
-    original = FluidState.void
+    original = FluidState.invalidate_sum
 
     def void(self: FluidState, address: str) -> FluidState:
         return replace(original(self, address), sums=self.sums)
 
     return patched(
-        (FluidState, "void", void), (Ledger, "is_exactly", lambda *_: True),
+        (FluidState, "invalidate_sum", void), (Ledger, "is_exactly", lambda *_: True),
         (members, "may_step", _may_step_in_spite_of_all),
     )  # fmt: skip
 

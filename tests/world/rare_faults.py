@@ -10,7 +10,7 @@ import time
 from functools import partial
 from random import Random
 
-from digenrl.api.checked_client import CheckedClient, NoAnswer, Refused
+from digenrl.api.checked_client import CheckedClient, CheckedNoAnswer, CheckedRefusal
 from shared.process import failpoints
 from shared.process.service import EXIT_TIMEOUT_S
 from tests.world.blocking import run_blocking
@@ -171,7 +171,7 @@ async def _operate(world: World, url: str, todo: list[str], seconds: float) -> N
     while True:
         try:
             return await run_blocking(steer)
-        except (NoAnswer, Refused):
+        except (CheckedNoAnswer, CheckedRefusal):
             if world.is_finished:  # a run that is over refuses to pause, and records each request
                 return
             await asyncio.sleep(1.0)

@@ -12,7 +12,7 @@ import pytest
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from digenrl.api.checked_client import CheckedClient, NoAnswer
+from digenrl.api.checked_client import CheckedClient, CheckedNoAnswer
 from digenrl.evaluation.process import follow_run
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.standby import standby_app
@@ -104,7 +104,7 @@ async def test_who_is_not_there_refuses_and_who_does_not_answer_times_out(web: W
     async with httpx.AsyncClient(timeout=0.05) as client:
         with pytest.raises(httpx.ConnectError):
             await client.get(AT)
-        with pytest.raises(NoAnswer, match="does not answer"):
+        with pytest.raises(CheckedNoAnswer, match="does not answer"):
             await run_blocking(CheckedClient.at(AT).get_run)
         task = await start("server", serve(web, worker_app("reward", Health())))
         with pytest.raises(UserError, match="occupied"):

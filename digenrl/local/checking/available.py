@@ -14,7 +14,7 @@ OURS = "digenrl"
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class AvailableType:
     name: str
     package: str
     """Name and version of the package that brings it."""
@@ -22,7 +22,7 @@ class Listed:
     """Its requirements or results, or why it cannot be used."""
 
 
-def listed_rewards() -> list[Listed]:
+def listed_rewards() -> list[AvailableType]:
     """Return all types of scorers."""
 
     def note(type: str) -> str:
@@ -33,7 +33,7 @@ def listed_rewards() -> list[Listed]:
     return _listed(list(kinds.KINDS), kinds.brought(), note)
 
 
-def listed_families() -> list[Listed]:
+def listed_families() -> list[AvailableType]:
     """Return all model families."""
 
     def note(pipeline: str) -> str:
@@ -45,7 +45,7 @@ def listed_families() -> list[Listed]:
     return _listed(list(FAMILIES), brought.brought(), note)
 
 
-def shown(listed: Sequence[Listed], *, as_json: bool) -> str:
+def shown(listed: Sequence[AvailableType], *, as_json: bool) -> str:
     if as_json:
         return json.dumps([asdict(each) for each in listed], indent=1)
     names, packages = (
@@ -57,15 +57,15 @@ def shown(listed: Sequence[Listed], *, as_json: bool) -> str:
 
 def _listed(
     ours: Sequence[str], packages: Mapping[str, EntryPoint], note: Callable[[str], str]
-) -> list[Listed]:
-    found = [Listed(name, OURS, note(name)) for name in sorted(ours)]
+) -> list[AvailableType]:
+    found = [AvailableType(name, OURS, note(name)) for name in sorted(ours)]
     for name, point in sorted(packages.items()):
         package = brought.package_name(point)
         if name in ours:
-            found.append(Listed(name, package, "not used: the name is one of ours"))
+            found.append(AvailableType(name, package, "not used: the name is one of ours"))
             continue
         try:
-            found.append(Listed(name, package, note(name)))
+            found.append(AvailableType(name, package, note(name)))
         except UserError as error:
-            found.append(Listed(name, package, f"cannot be used: {error}"))
+            found.append(AvailableType(name, package, f"cannot be used: {error}"))
     return found

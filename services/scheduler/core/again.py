@@ -8,23 +8,23 @@ from shared.messages.contracts import GroupRequest
 
 
 def forget_failures(state: State) -> State:
-    """Let the work of all open batches have all its attempts again, as `begin_again` does."""
+    """Let the work of all open batches have all its attempts again, as `reset_attempts` does."""
     for batch in state.batches:
         for index in range(len(batch.groups)):
-            state = begin_again(state, batch.index, index)
+            state = reset_attempts(state, batch.index, index)
     return state
 
 
 def requested(_plan: Plan, state: State, request: GroupRequest, _now: float) -> State:
     """Give a group all its attempts again, if its batch is open and the group has not been sent to
     training. A paused run is paused again if the group fails again: the cause is still there."""
-    state = begin_again(state, request.batch, request.group)
+    state = reset_attempts(state, request.batch, request.group)
     if state.phase == "paused":
         state = replace(state, watched=state.watched | {(request.batch, request.group)})
     return state
 
 
-def begin_again(state: State, batch: int, index: int) -> State:
+def reset_attempts(state: State, batch: int, index: int) -> State:
     """Let the fragments of a group have all their attempts again. Fragments with unscored samples
     are generated again, unless the group has been sent to training."""
     group = state.find_group(batch, index)

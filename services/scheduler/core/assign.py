@@ -72,7 +72,7 @@ def assign(
     tasks: list[GenerateFragment] = []
     while (choice := assigner.choose()) is not None:
         tasks.append(issue(draft, *choice))
-    pause = assigner.looked_at // DEVICES_PER_EVENT
+    pause = assigner.num_scanned // DEVICES_PER_EVENT
     if not tasks and pause == state.pause:
         return state, tasks
     return replace(draft.done(assigner.first), pause=pause), tasks
@@ -112,7 +112,7 @@ class PooledAssigner:
     _queues: DeviceQueues
     first: dict[int, int] = field(default_factory=dict)
     """Names, for a batch, a group before which none has anything to issue."""
-    looked_at: int = 0
+    num_scanned: int = 0
     """Devices of which a schedule was made."""
     _addresses: list[str] = field(init=False)
     """Devices by their places; members that are lent come last."""
@@ -237,8 +237,8 @@ class PooledAssigner:
         if (finish - self._draft.now) * rate < left:
             return True  # even if the others had nothing else to do
         if now.schedule is None:
-            self.looked_at = self._num_taking_part(now.with_lent)
-            devices = map(self._device, range(self.looked_at))
+            self.num_scanned = self._num_taking_part(now.with_lent)
+            devices = map(self._device, range(self.num_scanned))
             queues = [self._queues.queue(state, device) for device in devices]
             now.schedule = ListSchedule(queues, size, math.ceil(self._samples / now.size))
         return now.schedule.has(worker.address)

@@ -18,7 +18,7 @@ from services.scheduler.core.fluid.state import FluidState
 from services.scheduler.core.fragments import give_back_all
 from services.scheduler.core.inputs import DeviceReported
 from services.scheduler.core.state import (
-    DECISIONS_KEPT,
+    MAX_KEPT_DECISIONS,
     BatchState,
     Plan,
     State,
@@ -69,7 +69,7 @@ def open_loans(plan: Plan, state: State, now: float) -> State:
         tag,
         controller=controller,
         samples_left=decision.groups * plan.group_size,
-        history=(*tag.history, record)[-DECISIONS_KEPT:],
+        history=(*tag.history, record)[-MAX_KEPT_DECISIONS:],
     )
     return replace(state, tag=tag)
 

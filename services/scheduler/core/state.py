@@ -24,7 +24,7 @@ from shared.recipe.schedule import RunSchedule
 Phase = Literal["waiting", "running", "paused", "stopped", "finished", "failed"]
 """waiting: for version 0. finished: every batch is committed. failed: see `State.failure`."""
 
-DECISIONS_KEPT = 64
+MAX_KEPT_DECISIONS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

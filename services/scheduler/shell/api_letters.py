@@ -4,7 +4,7 @@ from services.scheduler.shell.api_models import View, example
 from shared.run.dead_letters import LetterOutcome, LetterState
 from shared.run.log_entries import LetterKind, Work
 
-A_LETTER = {
+EXAMPLE_LETTER = {
     "number": 3, "kind": "failed", "state": "open", "stream": "DG_EVT",
     "subject": "dg.digits.evt.fragment_failed", "reason": "reward: the image has no pixels",
     "work": {"batch": 12, "group": 3, "first_sample": 8, "attempt": 0}, "found": 1795447812.4,
@@ -15,7 +15,7 @@ A_LETTER = {
 class DeadLetterView(View):
     """A message that nobody could use, or an attempt at a piece of work that failed."""
 
-    model_config = example(**A_LETTER)
+    model_config = example(**EXAMPLE_LETTER)
 
     number: int
     """Number of the letter: that of its entry in the run's log."""
@@ -46,7 +46,7 @@ class DeadLetterView(View):
 class DeadLetterDetail(DeadLetterView):
     """A dead letter with its bytes."""
 
-    model_config = example(**A_LETTER, data="gaRraW5krw==")
+    model_config = example(**EXAMPLE_LETTER, data="gaRraW5krw==")
 
     data: str
     """The message's bytes, in base64."""

@@ -22,7 +22,7 @@ from services.scheduler.core.state import Phase, Plan, State
 from services.scheduler.core.usage import UsageMeter, uses
 from services.scheduler.shell.dead_letters import DeadLetters, progress_of
 from services.scheduler.shell.goal import Goal
-from services.scheduler.shell.heap import collect_when_calm
+from services.scheduler.shell.heap import gc_when_idle
 from services.scheduler.shell.housekeeping import (
     BatchCleanup,
     ChainUpkeep,
@@ -40,7 +40,7 @@ from services.scheduler.shell.room_watch import RoomWatch
 from services.scheduler.shell.roster import Roster
 from services.scheduler.shell.run_alarms import RunAlarms
 from services.scheduler.shell.run_log import RunLog
-from services.scheduler.shell.waves import in_waves
+from services.scheduler.shell.waves import message_bursts
 from services.scheduler.sim.staleness import StalenessDecision
 from shared.bus.bus import Bus
 from shared.bus.reader import ReceivedMessage
@@ -75,7 +75,7 @@ USAGE_CHECK_S = 6e-5
 time (at 2,048 some 5 ms every .12 s), and of few workers none is missed."""
 MAX_READING_S = 0.05
 """Seconds of reading what is stored after which others have a turn."""
-COMMITS_KEPT = 11
+MAX_KEPT_COMMITS = 11
 """Number of commit times kept: the pace is the pace of the newest ten steps."""
 CATCH_UP_EVENTS = (PolicyPublished, OperatorRequest, RecoveryDone, Stepped)
 """Events that may give every device something to do, or are about all that the run has done. They
@@ -185,7 +185,7 @@ class Scheduler:
                 self._cleanup.run(self.chain.newest),
                 self._upkeep.store_segments(), self._upkeep.copy_records(),
                 self._version_cleanup().look_for_ever(), tick(self._inbox),
-                collect_when_calm(lambda: self._inbox.is_empty), self._handle(),
+                gc_when_idle(lambda: self._inbox.is_empty), self._handle(),
             ):  # fmt: skip
                 tasks.create_task(work)
 
@@ -316,7 +316,7 @@ class Scheduler:
         )
         self._next = state
         # Concurrently: each has its own subject, and fifty one after another take 40 ms.
-        for wave in in_waves(commands):
+        for wave in message_bursts(commands):
             await asyncio.gather(*map(self._send, wave))
         if state.phase != self.state.phase:
             log.info("phase", phase=state.phase, failure=state.failure)
@@ -360,7 +360,7 @@ class Scheduler:
 
     async def _extend(self, stored: StoredRecord, event: PolicyPublished) -> None:
         record, step = stored.record, self.chain.add(stored)
-        self.committed_at = [*self.committed_at, time.monotonic()][-COMMITS_KEPT:]
+        self.committed_at = [*self.committed_at, time.monotonic()][-MAX_KEPT_COMMITS:]
         self._publish_lag.publish(record.policy, time.monotonic() - event.seconds)
         await self._apply(event)
         # Indexed after the batch is opened: devices wait for that, and can find the record.

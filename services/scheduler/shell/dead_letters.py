@@ -44,10 +44,10 @@ from shared.run.log_entries import DeadLetter, LetterKind, Work
 from shared.telemetry import DEAD_LETTERS, DLQ_MESSAGES
 
 STREAM_NAMES = frozenset(stream.name for stream in STREAMS)
-COUNT = re.compile(r"[0-9]{1,9}\Z", re.ASCII)
+DELIVERY_COUNT = re.compile(r"[0-9]{1,9}\Z", re.ASCII)
 SEQUENCE = re.compile(r"[1-9][0-9]{0,17}\Z", re.ASCII)
-TOO_OFTEN = "it was delivered several times and never finished"
-NO_MESSAGE = "its message cannot be decoded, or is of another kind"
+MAX_DELIVERIES_REASON = "it was delivered several times and never finished"
+UNDECODABLE_REASON = "its message cannot be decoded, or is of another kind"
 MAX_REASON = 4000
 MAX_SUBJECT = 300
 MAX_DATA = 64 * 1024
@@ -163,7 +163,7 @@ async def letter_of(bus: Bus, received: ReceivedMessage) -> Found | None:
         return _unscored(received)
     if not received.subject.startswith("$JS"):
         stream, sequence = received.subject.split(".")[-2:]
-        reason = str((received.headers or {}).get("dg-reason") or NO_MESSAGE)
+        reason = str((received.headers or {}).get("dg-reason") or UNDECODABLE_REASON)
         kind: LetterKind = "unreadable"
     else:
         try:
@@ -171,7 +171,7 @@ async def letter_of(bus: Bus, received: ReceivedMessage) -> Found | None:
             stream, sequence = str(advisory["stream"]), str(int(advisory["stream_seq"]))
         except (ValueError, KeyError, TypeError, RecursionError):
             return None
-        kind, reason = "undelivered", TOO_OFTEN
+        kind, reason = "undelivered", MAX_DELIVERIES_REASON
     if stream not in STREAM_NAMES or not SEQUENCE.match(sequence):
         log.error("dead_letter_of_nothing", subject=received.subject[:200])
         return None
@@ -190,7 +190,7 @@ def _unscored(received: ReceivedMessage) -> Found | None:
     """Return why samples of a fragment have no score."""
     subject, reason = ((received.headers or {}).get(key, "") for key in ("dg-subject", "dg-reason"))
     numbers = received.subject.rsplit(".", 1)[1].split("-")
-    if len(numbers) != len(Work.model_fields) or not all(map(COUNT.match, numbers)):
+    if len(numbers) != len(Work.model_fields) or not all(map(DELIVERY_COUNT.match, numbers)):
         return None
     batch, group, first, attempt = map(int, numbers)
     work = Work(batch=batch, group=group, first_sample=first, attempt=attempt)

@@ -22,7 +22,7 @@ MAX_IDLE_CHECKS = 3000
 
 def settle_heap() -> None:
     """Leave all objects that there are out of later collections, and full ones to
-    `collect_when_calm`.
+    `gc_when_idle`.
 
     Modules, classes and validators live as long as the process, and are a hundred thousand.
     """
@@ -31,7 +31,7 @@ def settle_heap() -> None:
     gc.set_threshold(YOUNG_THRESHOLD, OLDER_THRESHOLD, UNREACHABLE_COUNT)
 
 
-async def collect_when_calm(is_calm: Callable[[], bool]) -> None:
+async def gc_when_idle(is_calm: Callable[[], bool]) -> None:
     """Collect all garbage periodically, when no input waits."""
     while True:
         await asyncio.sleep(COLLECT_S)

@@ -8,7 +8,7 @@ from services.scheduler.core.waiting import is_exchange_late, standstill
 from shared.learning.metrics import nothing_trained
 from shared.messages.workers import WorkerStatus
 from shared.run.chain import CommitSummary
-from shared.run.log_entries import NOBODY_WORKS
+from shared.run.log_entries import NO_DEVICE_WORKS
 
 IDLE_ACTIVITIES = "waiting_for", "refused", "stopping"
 """Beginnings of the activities in which a device does not work."""
@@ -47,7 +47,7 @@ class RunAlarms:
         self._busy, self._version = busy, version
         idle = now - self._since
         self.reasons = {
-            NOBODY_WORKS: standstill(plan, state, idle) if idle >= IDLE_S else "",
+            NO_DEVICE_WORKS: standstill(plan, state, idle) if idle >= IDLE_S else "",
             "nothing_trained": "".join(nothing_trained(newest)),
         }
         return self.reasons

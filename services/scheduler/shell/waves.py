@@ -9,7 +9,7 @@ MAX_CONCURRENT_SENDS = 16
 """Commands sent concurrently; statuses are heard in between."""
 
 
-def in_waves(commands: Sequence[Command]) -> Iterator[list[Command]]:
+def message_bursts(commands: Sequence[Command]) -> Iterator[list[Command]]:
     """Yield the commands to send at once, one wave after the other.
 
     The broker syncs each message to its disk, a millisecond or more, and delivers none of a burst

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from services.scheduler.core.inputs import WorkerJoined, WorkerLeft
-from services.scheduler.core.state import DECISIONS_KEPT, State
+from services.scheduler.core.state import MAX_KEPT_DECISIONS, State
 from services.scheduler.core.tag.estimates import MAX_DEPARTED_WORKERS, Costs
 from services.scheduler.sim.cluster import Cluster, build
 from services.scheduler.sim.timing import Timing
@@ -49,7 +49,7 @@ def test_a_simulated_scheduler_knows_no_more_after_1000_steps_than_after_100(
     cluster: Callable[[], Cluster],
 ) -> None:
     run, sizes = cluster(), list[int]()
-    assert FEW > DECISIONS_KEPT
+    assert FEW > MAX_KEPT_DECISIONS
     for steps in (FEW, MANY):
         assert run.world.run(1e9, lambda: len(run.commits) > steps)  # noqa: B023
         sizes.append(size(run.scheduler.state))

@@ -32,7 +32,7 @@ def send_again(state: State, fluid: FluidState) -> State:
         if group is not None and group.sent:
             state = state.with_group(fluid.batch, index, requeue_group(group))
         for owner in sorted(fluid.owners(index)):
-            fluid = fluid.void(owner)
+            fluid = fluid.invalidate_sum(owner)
     for index in list(fluid.groups):
         fluid = fluid.without_group(index)
     return replace(state, fluid=replace(fluid, exchange=None))

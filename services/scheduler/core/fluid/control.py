@@ -127,7 +127,7 @@ def exclude_late_members(plan: Plan, state: State, _event: object, now: float) -
     for address in _late_members(plan, state, fluid, now):
         able.discard(address)
         if able:
-            fluid = replace(fluid.void(address), out=fluid.out | {address})
+            fluid = replace(fluid.invalidate_sum(address), out=fluid.out | {address})
             continue
         others = any(a in state.workers and a not in fluid.gone for a in fluid.out)
         if others or fluid.update:  # without them the updates before are lost

@@ -111,7 +111,7 @@ def member_lost(state: State, address: str) -> State:
         return replace(state, fluid=fluid)
     if fluid.exchange is not None and address in fluid.exchange.members:
         fluid = replace(fluid, exchange=None)
-    return replace(state, fluid=fluid.void(address))
+    return replace(state, fluid=fluid.invalidate_sum(address))
 
 
 def group_changed(plan: Plan, state: State, batch: int, index: int) -> State:
@@ -132,7 +132,7 @@ def group_changed(plan: Plan, state: State, batch: int, index: int) -> State:
         return batch_std.send_again(state, fluid)
     owners = sorted(fluid.owners(index))
     for owner in owners:
-        fluid = fluid.void(owner)
+        fluid = fluid.invalidate_sum(owner)
     fluid = fluid.without_group(index)
     if owners or is_apart:
         fluid = replace(fluid, exchange=None)
@@ -194,7 +194,7 @@ def _trained(fluid: FluidState, event: PieceTrained, now: float) -> FluidState:
     if key is None:
         return fluid
     piece = fluid.groups[key[0]].pieces[key[1]]
-    fluid = fluid.with_piece(key, replace(piece, trained=True)).taken_off(key, event.worker)
+    fluid = fluid.with_piece(key, replace(piece, trained=True)).without_piece(key, event.worker)
     following = fluid.queues[event.worker][:1]  # begins now
     for index, place in following:
         begun = replace(fluid.groups[index].pieces[place], since=now)
@@ -211,12 +211,12 @@ def _released(
     group = fluid.groups[key[0]]
     if event.reason == "faulty":
         waits = replace(group.pieces[key[1]], worker=None)
-        fluid = fluid.with_piece(key, waits).taken_off(key, event.worker)
+        fluid = fluid.with_piece(key, waits).without_piece(key, event.worker)
         return _count_fault(plan, replace(state, fluid=fluid), key[0], event, now)
     if event.reason == "failed":
         group = replace(group, num_failures=group.num_failures + 1)
         fluid = fluid.with_group(key[0], group)
-    state = replace(state, fluid=fluid.void(event.worker))
+    state = replace(state, fluid=fluid.invalidate_sum(event.worker))
     worker = state.workers.get(event.worker)
     if event.reason == "draining" and worker is not None and worker.service == MEMBER:
         return state.with_worker(replace(worker, excluded="leaves"))

@@ -81,7 +81,7 @@ def finish(plan: Plan, state: State, event: RecoveryDone, _now: float) -> State:
             fluid = _with_queues(fluid.with_group(index, _completed(plan, index, group)), index)
             continue
         for owner in sorted(fluid.owners(index)):
-            fluid = fluid.void(owner)
+            fluid = fluid.invalidate_sum(owner)
         fluid = fluid.without_group(index)
         if of is not None and not of.sent:  # its message is lost, and names of pieces are taken
             of = replace(of, attempt=max(of.attempt, group.attempt + 1))
@@ -146,7 +146,7 @@ def _restored(
 def _member_sum(fluid: FluidState, address: str, number: int) -> FluidState:
     """The member has begun another sum if its number is larger."""
     if number > fluid.sum_number(address):
-        fluid = fluid.void(address)
+        fluid = fluid.invalidate_sum(address)
         fluid = replace(fluid, sums={**fluid.sums, address: number})
     return fluid
 
@@ -158,13 +158,13 @@ def _given(plan: Plan, fluid: FluidState, command: TrainPiece) -> FluidState:
         return fluid
     if group is not None and group.attempt < piece.attempt:
         for owner in sorted(fluid.owners(piece.group)):
-            fluid = fluid.void(owner)
+            fluid = fluid.invalidate_sum(owner)
         fluid, group = fluid.without_group(piece.group), None
     fluid = _member_sum(fluid, address, command.sum_number)
     group = fluid.groups.get(piece.group) or whole_group(plan, piece.attempt)
     again = [each for each in group.pieces if _overlap(each.piece, piece)]
     for owner in sorted({each.worker for each in again if each.worker} - {address}):
-        fluid = fluid.void(owner)
+        fluid = fluid.invalidate_sum(owner)
     group = fluid.groups.get(piece.group) or group
     pieces = [each for each in group.pieces if not _overlap(each.piece, piece)]
     group = replace(

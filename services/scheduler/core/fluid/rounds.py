@@ -177,7 +177,7 @@ def _void_absent(state: State, fluid: FluidState, absent: set[str]) -> State:
     """Give out again what is in sums of members that cannot step; those not heard since a restart
     of the scheduler have a lease that will end."""
     for address in sorted(absent & state.workers.keys()):
-        fluid = fluid.void(address)
+        fluid = fluid.invalidate_sum(address)
     return replace(state, fluid=fluid)
 
 
@@ -222,7 +222,7 @@ def _void_missed(fluid: FluidState, exchange: ExchangeRound, silent: frozenset[s
         fluid = replace(fluid, tried=fluid.tried | {committer})
     own = {address for address, missing in exchange.missed.items() if address in missing}
     for address in sorted(out | own | (fluid.gone & set(exchange.members))):
-        fluid = fluid.void(address)
+        fluid = fluid.invalidate_sum(address)
     return replace(fluid, out=fluid.out | out)
 
 

@@ -334,12 +334,12 @@ class FluidState:
             num_given=self.num_given + len(queue) - len(self.queues.get(address, ())),
         )  # fmt: skip
 
-    def taken_off(self, key: Key, address: str) -> "FluidState":
+    def without_piece(self, key: Key, address: str) -> "FluidState":
         """Take a piece off a member's queue."""
         left = tuple(each for each in self.queues.get(address, ()) if each != key)
         return self.with_queue(address, left)
 
-    def void(self, address: str) -> "FluidState":
+    def invalidate_sum(self, address: str) -> "FluidState":
         """Begin another sum at a member: all that is in its sum, or is to be, waits again."""
         state = self
         for index, group in self.groups.items():
