@@ -9,7 +9,7 @@ import torch
 from bench.digits.text import clip_tokenizer
 from digenrl.planning.scoring import GPU_TFLOPS, THREAD_TFLOPS
 from digenrl.trace.device_profile.ladder import timed
-from services.reward.networks import scorer_network
+from services.reward.kinds import scorer_network
 from services.reward.scorer import build_scorers
 from shared.diffusion.loading.device import own_device
 from shared.recipe.rewards import ScorerTable

@@ -1,32 +1,18 @@
 """Makes the folders of a recipe's scorers from files of the hub, fetched as a model's are."""
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from digenrl.hub.answers import explained
 from digenrl.hub.fetch import ShowLine, alone, check_space, name_commit, opened
+from services.reward.kinds import KINDS
 from shared.errors import UserError, how_to_install
 from shared.models.hub import MAIN
 from shared.recipe.recipe import Recipe
 from shared.recipe.rewards import ScorerTable
 
-CLIP_L, CLIP_H = "openai/clip-vit-large-patch14", "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
-SOURCES: Mapping[str, tuple[str, str]] = {
-    "aesthetic": (CLIP_L, "trl-lib/ddpo-aesthetic-predictor/aesthetic-model.pth"),
-    "clip-score": (CLIP_L, ""),
-    "hpsv2": (CLIP_H, "xswu/HPSv2/HPS_v2.1_compressed.pt"),
-    "hpsv3": ("Qwen/Qwen2-VL-7B-Instruct", "MizzenAI/HPSv3/HPSv3.safetensors"),
-    "image-reward": ("google-bert/bert-base-uncased", "zai-org/ImageReward/ImageReward.pt"),
-    "objects": ("google/owlv2-base-patch16-ensemble", ""),
-    "pick-score": (CLIP_H, "yuvalkirstain/PickScore_v1/model.safetensors"),
-    "video-align": (
-        "Qwen/Qwen2-VL-2B-Instruct", "KlingTeam/VideoReward/checkpoint-11352/model.pth",
-    ),
-}  # fmt: skip
-"""By type: a model with configuration, tokenizer and image processor, and the file of the weights,
-ORG/NAME/FILE; without one, the model is the whole folder."""
 CONFIGS, WEIGHTS = (".json", ".txt", ".model"), "model.safetensors"
 
 
@@ -40,17 +26,17 @@ def fetch_rewards(recipe: Recipe, say: ShowLine) -> Iterator[Path]:
     tables = {"reward": recipe.reward.scorers, "evaluation": recipe.evaluation.scorers}
     for name, table in ((name, table) for name, found in tables.items() for table in found):
         field = f"{name}.scorers.{table.name}"
-        type = "video-align" if table.type.startswith("video-align") else table.type
+        hub = KINDS[table.type].hub if table.type in KINDS else None
         if table.url is not None:
             say(f"{field}: asks {table.url}{_command(table, table.url)}")
-        elif type in SOURCES and table.folder is not None:
+        elif hub is not None and table.folder is not None:
             if not table.folder.exists():
-                _make(type, table.folder, f"{field}.folder", say)
+                type = "video-align" if table.type.startswith("video-align") else table.type
+                _make(type, *hub, table.folder, f"{field}.folder", say)
             yield table.folder
 
 
-def _make(type: str, folder: Path, key: str, say: ShowLine) -> None:
-    model, file = SOURCES[type]
+def _make(type: str, model: str, file: str, folder: Path, key: str, say: ShowLine) -> None:
     needed = "config.json" if file and type != "aesthetic" else WEIGHTS
     like = _fetched(model, needed, CONFIGS, key, say)
     try:

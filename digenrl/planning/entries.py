@@ -7,8 +7,8 @@ from digenrl.planning.ledger import CONTEXT_GIB, Card, CardShare, Ledger, Policy
 from digenrl.planning.recipes import model_use
 from digenrl.planning.scoring import GPU_TFLOPS, image_tflop
 from digenrl.trace.memory import ModelUse, encoder_needs, member_needs, rollout_needs, trainer_needs
-from services.reward.kinds import may_load_a_network
-from services.reward.networks import WORK_GIB, scorer_network
+from services.reward.kinds import may_load_a_network, scorer_network
+from services.reward.networks import WORK_GIB
 from services.scheduler.costs.capacity import TARGET_ROWS
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.sizes import Memory

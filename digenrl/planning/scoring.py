@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from digenrl.planning.ledger import Ledger
-from services.reward.networks import scorer_network
+from services.reward.kinds import scorer_network
 from services.scheduler.costs.profile import Profile
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe

@@ -2,9 +2,6 @@
 
 import re
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-
-from services.reward.object_checks import parse_requirements
 
 QUOTED_TEXT = re.compile(r'"([^"]*)"')
 SPACES = re.compile(r"\s+")
@@ -57,11 +54,6 @@ def wanted_edit(metadata: Mapping[str, object]) -> str:
 
 
 PromptReader = Callable[[Mapping[str, object]], object]
-PROMPT_READERS: Mapping[str, tuple[PromptReader, ...]] = MappingProxyType({
-    "digit-edit": (wanted_edit, wanted_digit),
-    "digit-probability": (wanted_digit,),
-    "objects": (parse_requirements,),
-    "ocr": (wanted_text,),
-})  # fmt: skip
-"""Type of a scorer -> what reads its prompts' metadata, with the text as ``prompt``; each raises
-ValueError where it finds nothing."""
+"""Reads metadata, with the prompt's text as ``prompt``.
+
+Raises ValueError where it finds nothing."""

@@ -14,7 +14,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from services.reward.kinds import PACKAGES, ScorerKind, kind_named
-from services.reward.prompt_checks import PROMPT_READERS, wanted_digit
+from services.reward.prompt_checks import wanted_digit
 from services.reward.reward_file import read_table
 from shared.errors import UserError, how_to_install
 from shared.messages.contracts import Prompt
@@ -136,11 +136,12 @@ def check_prompts(table: recipe_rewards.ScorerTable, prompts: Sequence[Prompt]) 
     Raises:
         UserError: if one has not.
     """
-    for read in PROMPT_READERS.get(table.type, ()):
-        _check_asked(f"reward.scorers.{table.name}", prompts, read, "choose another reward")
+    field = f"reward.scorers.{table.name}"
+    for read in kind_named(table.type, field).prompt_readers:
+        _check_asked(field, prompts, read, "choose another reward")
     if table.source is None:
         return
-    with _errors_name_table(f"reward.scorers.{table.name}"):
+    with _errors_name_table(field):
         read_table(table).check_names(prompt.metadata for prompt in prompts)
 
 

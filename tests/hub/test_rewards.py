@@ -12,7 +12,6 @@ from typer.testing import CliRunner, Result
 from bench.digits.text import clip_tokenizer
 from digenrl.commands.cli import app
 from digenrl.hub.reward_weights import REWARDS
-from digenrl.hub.rewards import SOURCES
 from services.reward.kinds import KINDS
 from services.reward.scorer import build_scorers, scorer_kind
 from shared.errors import UserError
@@ -121,6 +120,7 @@ def test_what_comes_damaged_makes_no_folder(hub: Mirror, tmp_path: Path) -> None
 
 def test_every_network_can_be_had() -> None:
     networks = {name for name, kind in KINDS.items() if kind.extra == "reward-models"}
-    assert {name for name in networks if not name.startswith("video-align-")} == SOURCES.keys()
-    converted = {name for name, (_, weights) in SOURCES.items() if weights}
-    assert converted == REWARDS.keys()
+    found = {name: kind.hub for name, kind in KINDS.items() if kind.hub is not None}
+    assert found.keys() == networks
+    converted = {name for name, (_, weights) in found.items() if weights}
+    assert {name for name in converted if not name.startswith("video-align-")} == REWARDS.keys()

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from digenrl.hub.rewards import SOURCES
 from services.reward.kinds import KINDS
 from shared.recipe.recipe import load_recipe
 from tests.paths import RECIPES
@@ -21,7 +20,7 @@ def test_a_recipe_names_rewards_that_can_be_had(path: Path) -> None:
         kind = KINDS[table.type]
         if kind.extra == "reward-models":
             source = "video-align" if table.type.startswith("video-align") else table.type
-            assert source in SOURCES and table.folder is not None
+            assert kind.hub is not None and table.folder is not None
             assert FOLDERS.setdefault(source, table.folder) == table.folder, "it is made once"
         elif kind.needs == "judge":
             assert table.judge is not None and "/" in table.judge.model

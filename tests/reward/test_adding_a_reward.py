@@ -1,4 +1,5 @@
-"""A reward that is added as CONTRIBUTING.md says: its class, and its line in the table."""
+"""A reward that is added as CONTRIBUTING.md says: its class, and its entry in the table. Together
+they are two files of the product."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,8 +13,63 @@ from services.reward.kinds import KINDS, ScorerKind
 from services.reward.scorer import build_scorers, check_packages, scorer_kind
 from shared.errors import UserError
 from shared.recipe.rewards import ScorerTable
+from tests.paths import DIGITS
+from tests.product_copy import Edits, copy_product, run_in_copy
 
 Images = npt.NDArray[np.uint8]
+ADDITION: Edits = {
+    "services/reward/scorers/contrast.py": (
+        (
+            "",
+            """class Contrast:
+    def __init__(self, folder):
+        self._scale = float((folder / "scale.txt").read_text())
+
+    def score(self, images, metadata):
+        return (images.std((1, 2, 3)) * self._scale).tolist()
+""",
+        ),
+    ),
+    "services/reward/kinds.py": (
+        (
+            '    "digit-edit": ScorerKind(',
+            """    "contrast": ScorerKind(
+        "services.reward.scorers.contrast:Contrast", needs="folder", files=("scale.txt",),
+        prompt_readers=(wanted_text,), network=Network(gib=2.0, image_gflop=8_000.0),
+        hub=("contrast/network", ""),
+    ),
+    "digit-edit": ScorerKind(""",
+        ),
+    ),
+}
+"""A reward with all that a reward may have: a folder, a network, and needs of its prompts."""
+PROGRAM = """
+from pathlib import Path
+import numpy as np
+from typer.testing import CliRunner
+from digenrl.commands.cli import app
+from digenrl.hub import rewards
+from digenrl.planning.scoring import image_tflop
+from services.reward.scorer import build_scorers, check_prompts
+from shared.errors import UserError
+from shared.messages.contracts import Prompt
+from shared.recipe.recipe import load_recipe
+
+recipe = load_recipe(Path("recipe.toml"))
+hub = Path("hub")
+rewards._fetched = lambda model, *_: hub.joinpath(model)
+list(rewards.fetch_rewards(recipe, print))
+[scorer] = build_scorers(recipe.reward.scorers)
+images = np.zeros((1, 3, 4, 4), np.uint8)
+images[..., :2] = 2
+print(scorer.score(images, [{}]), image_tflop(recipe, on_gpu=True))
+try:
+    check_prompts(recipe.reward.scorers[0], [Prompt(text="a fox")])
+except UserError as error:
+    print(error)
+listed = CliRunner().invoke(app, ["rewards"]).stdout.splitlines()
+print([line for line in listed if line.startswith("contrast")])
+"""
 
 
 class Brightness:
@@ -74,3 +130,16 @@ def test_what_it_needs_is_checked_before_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_every_line_of_the_table_names_a_class_that_scores(kind: ScorerKind) -> None:
     assert callable(resolve_name(kind.scorer).score)
+
+
+def test_a_file_and_an_entry_are_scored_fetched_planned_checked_and_listed(tmp_path: Path) -> None:
+    copy_product(tmp_path, ADDITION)
+    model = tmp_path / "hub" / "contrast" / "network"
+    model.mkdir(parents=True)
+    (model / "scale.txt").write_text("0.5")
+    table = '[[reward.scorers]]\nname = "mine"\ntype = "contrast"\nfolder = "mine"'
+    (tmp_path / "recipe.toml").write_text(f'base = "{DIGITS}"\n{table}')
+    scored, refused, listed = run_in_copy(tmp_path, PROGRAM)
+    assert scored == "[0.5] 8.0"
+    assert refused.startswith("reward.scorers.mine: the prompt 'a fox': the prompt has no text in")
+    assert "needs folder, scores images" in listed

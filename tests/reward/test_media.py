@@ -5,7 +5,6 @@ import numpy.typing as npt
 import pytest
 
 from services.reward.kinds import KINDS
-from services.reward.networks import NETWORKS
 from services.reward.scorer import WeightedScorer, build_scorers
 from services.reward.scorers.jpeg import jpeg_bytes
 from shared.recipe.rewards import ScorerTable
@@ -88,8 +87,8 @@ def test_every_type_says_what_it_needs() -> None:
         "video-align-quality", "video-align-text",
     }  # fmt: skip
     assert all((kind.needs == "folder") >= bool(kind.files) for kind in KINDS.values())
-    networks = {name for name, kind in KINDS.items() if kind.extra == "reward-models"}
-    assert NETWORKS.keys() == networks, "the ledger of a host knows what each takes"
+    for kind in KINDS.values():
+        assert (kind.network is not None) == (kind.extra == "reward-models"), "its memory is known"
     assert {name.split("-")[0] for name, kind in KINDS.items() if kind.takes == "videos"} == {
         "temporal", "video",
     }  # fmt: skip

@@ -6,8 +6,7 @@ import pytest
 from pydantic import JsonValue
 
 from digenrl.local.checking.inputs import check_rest
-from services.reward.kinds import KINDS
-from services.reward.prompt_checks import PROMPT_READERS, wanted_digit
+from services.reward.prompt_checks import wanted_digit
 from services.reward.scorer import check_digits, check_prompts
 from shared.errors import UserError
 from shared.messages.contracts import Prompt
@@ -34,10 +33,6 @@ def test_a_prompt_that_cannot_be_scored_names_scorer_prompt_and_remedy(
     check_prompts(table, [good, good])
     with pytest.raises(UserError, match=rf"^reward\.scorers\.mine: the prompt .*{said}.*; correct"):
         check_prompts(table, [good, bad])
-
-
-def test_all_that_ask_are_types_of_scorers() -> None:
-    assert PROMPT_READERS.keys() <= KINDS.keys()
 
 
 def test_a_digit_may_be_a_text_as_a_csv_file_has_it() -> None:

@@ -1,17 +1,10 @@
 """A key of the recipe, and one of its schedule, are added to a copy of the product as CONTRIBUTING
 says: a field, and the decision that reads it."""
 
-import os
-import shutil
-import subprocess
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 
-from tests.paths import DIGITS, ROOT
-
-Edits = Mapping[str, tuple[tuple[str, str], ...]]
-"""File -> what stands there, and what is to follow or replace it."""
+from tests.paths import DIGITS
+from tests.product_copy import Edits, copy_product, run_in_copy
 
 RECIPE_KEY: Edits = {
     "shared/recipe/tables.py": (
@@ -63,22 +56,7 @@ print(sizes, best.schedule.smallest)
 
 
 def test_a_key_of_a_recipe_and_one_of_its_schedule_take_two_files_each(tmp_path: Path) -> None:
-    for room in ("services", "shared"):  # with what is compiled, but for files under way
-        shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("*.pyc.*"))
-    for edits in (RECIPE_KEY, SCHEDULE_KEY):
-        assert len(edits) <= 2
-        for name, changes in edits.items():
-            file = tmp_path / name
-            text = file.read_text()
-            for before, after in changes:
-                assert text.count(before) == 1, f"{name} has changed: {before!r}"
-                text = text.replace(before, after)
-            file.write_text(text)
+    copy_product(tmp_path, RECIPE_KEY, SCHEDULE_KEY)
     lines = '[run]\nkeep_first = 3\n[schedule]\nfragment_size = "auto"\nsmallest = 5'
     (tmp_path / "recipe.toml").write_text(f'base = "{DIGITS}"\n{lines}')
-    found = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)}, text=True, capture_output=True,
-        check=False,
-    )  # fmt: skip
-    assert found.stdout.splitlines() == ["[0, 1, 2, 7, 8, 9]", "[5, 5] 5"], found.stderr
+    assert run_in_copy(tmp_path, PROGRAM) == ["[0, 1, 2, 7, 8, 9]", "[5, 5] 5"]
