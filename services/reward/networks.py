@@ -13,9 +13,11 @@ WORK_GIB = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What a scorer's network takes, counted from its configuration: tokens x weights x 2 for
-    products, and 4 x layers x width x tokens^2 for attention; a text counts only where the network
-    reads it with each image."""
+    """Costs of a scorer's network, counted from its configuration: tokens x weights x 2 for
+    products, and 4 x layers x width x tokens^2 for attention.
+
+    A text counts only where the network reads it with each image.
+    """
 
     gib: float
     """Its weights."""
