@@ -59,7 +59,7 @@ def recipe_with(tmp_path: Path, old: str, new: str) -> Path:
         ("micro_batch = ", "micro_batch = 1000", "nearest that do"),
         ('/models/digits"', '/recipes"', "is not a diffusers model"),
         ('type = "digit-probability"', 'type = "magic"', "known are: aesthetic, clip-score, "),
-        ("digits.prompts.jsonl", "nowhere.jsonl", "cannot read"),
+        ("digits.prompts.jsonl", "nowhere.jsonl", "cannot be read"),
         ("[evaluation]", "[evaluation]\nwidth = 7", "evaluation.width: 7 is not a multiple of 2"),
         ("[evaluation]", "[evaluation]\nheight = 16", "evaluation.height: 16 is more than this"),
         (

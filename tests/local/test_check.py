@@ -290,7 +290,7 @@ BROKEN = {
         "sampling.variant: cps does not",
     ),
     "no such reward": ('type = "ocr"', 'type = "orc"', "no scorer is called 'orc'"),
-    "no prompts": ("prompts/signs.txt", "prompts/sings.txt", "data.prompts: cannot read"),
+    "no prompts": ("prompts/signs.txt", "prompts/sings.txt", "sings.txt cannot be read"),
     "no devices that generate": ('"fluid"', '"disaggregated"', "rollout.workers: 0 needs"),
     "no size": ("height = 512", "height = 0", "model.height: "),
     "no TOML": ("[batch]", "[batch", "not TOML"),

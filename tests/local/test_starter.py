@@ -76,7 +76,11 @@ async def say(supervisor: Supervisor, seconds: str = "0", status: str = "0") -> 
     return process, json.loads(path.read_text())
 
 
-async def test_a_forked_process_is_a_child_like_any_other(tmp_path: Path) -> None:
+async def test_a_forked_process_is_a_child_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
     async with launching(tmp_path) as supervisor:
         first, said = await say(supervisor, "600")
         assert said["ahead"], "it was forked"

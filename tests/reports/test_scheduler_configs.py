@@ -117,7 +117,9 @@ def test_a_setting_that_is_not_followed_is_refused_by_its_name(
         ours(folder, family, 6)
     said = str(refused.value)
     assert said.startswith('sampling.sigmas: "model" does not support ') and named in said
-    assert "write the sigmas as numbers" in said and "scheduler_config.json" in said
+    assert (
+        "sigmas of its pipeline's scheduler as numbers" in said and "scheduler_config.json" in said
+    )
 
 
 @pytest.mark.parametrize("name", sorted(each.name for each in PUBLISHED.iterdir()))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,12 @@ async def generated(
     media = await store.put("test", images, suffix=".safetensors")
     event = examples.generated(examples.task(group=group))
     return event.model_copy(update={"stored": event.stored.model_copy(update={"media": media})})
+
+
+def context_alone() -> WorkerContext:
+    """Return a context without services, for an app that only computes."""
+    nothing: Any = SimpleNamespace(traffic=None)
+    return WorkerContext(nothing, nothing, nothing)
 
 
 def app_of(

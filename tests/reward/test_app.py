@@ -12,10 +12,10 @@ from prometheus_client import REGISTRY
 from services.reward.app import RewardApp, weighted_sum
 from services.reward.scorer import Metadata, Scorer, WeightedScorer, build_scorers
 from shared.errors import ScoringError, UserError
-from shared.process.worker import WorkerContext
 from shared.recipe import rewards as recipe_rewards
 from tests import examples
 from tests.paths import ROOT
+from tests.reward.on_bus import context_alone
 
 PROXY = recipe_rewards.ScorerTable(
     name="proxy",
@@ -50,7 +50,7 @@ class Mean:
 def scores(
     scorer: Scorer, *brightness: int, attempt: int = 0, source: bytes | None = None
 ) -> dict[str, tuple[float | None, ...]]:
-    app = RewardApp([WeightedScorer("proxy", 1.0, scorer)], WorkerContext(None, None, None))  # type: ignore[arg-type]
+    app = RewardApp([WeightedScorer("proxy", 1.0, scorer)], context_alone())
     images = np.stack([np.full((1, 8, 8), each, np.uint8) for each in brightness])
     event = examples.generated(examples.task())
     fragment = event.fragment.model_copy(
@@ -118,7 +118,7 @@ class Finite:
 
 def test_an_exception_in_a_scorer_is_a_failure_with_its_reason() -> None:
     scorer = build_scorers([PROXY])
-    app = RewardApp(scorer, WorkerContext(None, None, None))  # type: ignore[arg-type]
+    app = RewardApp(scorer, context_alone())
     media = safetensors.numpy.save({"images": np.zeros((2, 1, 8, 8), np.uint8)})
     with pytest.raises(ScoringError, match=r"proxy: ValueError: .*digit"):
         app._outcomes(media, examples.generated(examples.task()))  # its prompt names no digit

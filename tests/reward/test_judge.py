@@ -17,13 +17,13 @@ from services.reward.app import RewardApp
 from services.reward.scorer import WeightedScorer, build_scorers, scorer_kind
 from services.reward.scorers.judge import data_url, number_in, request
 from shared.errors import ScorerUnavailable, ScoringError, UserError
-from shared.process.worker import WorkerContext
 from shared.recipe.recipe import load_recipe
 from shared.recipe.rewards import Judge, ScorerTable
 from shared.telemetry import configure_logs
 from tests import examples
 from tests.paths import DIGITS
 from tests.reward.endpoint import Asked, Reply, completion, endpoint
+from tests.reward.on_bus import context_alone
 
 KEY = "sk-a-key-of-the-tests"
 VARIABLE = "A_KEY_OF_THE_TESTS"
@@ -258,7 +258,7 @@ def test_the_key_is_in_no_log_and_no_error(
     caplog.set_level("DEBUG")
     with endpoint(reply) as server:
         scorer = judge(server.url, patience=0.2, **with_key)
-        app = RewardApp([scorer], WorkerContext(None, None, None))  # type: ignore[arg-type]
+        app = RewardApp([scorer], context_alone())
         media = safetensors.numpy.save({"images": even_images(1, 2)})
         with pytest.raises(ScoringError) as raised:
             app._outcomes(media, examples.generated(examples.task()))

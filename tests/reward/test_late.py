@@ -10,10 +10,9 @@ from shared.bus import queue as bus_queue
 from shared.bus.bus import Bus
 from shared.messages import subjects
 from shared.messages.contracts import FragmentScored
-from shared.process.worker import WorkerContext
 from shared.store import ObjectStore
 from tests import examples
-from tests.reward.on_bus import Works, app_of, first, generated
+from tests.reward.on_bus import Works, app_of, context_alone, first, generated
 
 
 class Stuck:
@@ -57,7 +56,7 @@ async def test_what_a_scorer_hangs_at_is_scored_by_another_and_the_first_result_
 
 
 def test_a_scorer_may_take_ten_times_what_it_took_before() -> None:
-    app = RewardApp([], WorkerContext(None, None, None))  # type: ignore[arg-type]
+    app = RewardApp([], context_alone())
     event = examples.generated(examples.task())
     assert app._patience(event) == FIRST_DEADLINE_S
     app._seconds = 0.01

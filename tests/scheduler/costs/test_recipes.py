@@ -185,5 +185,5 @@ def test_a_profile_is_found_by_the_network_as_diffusers_saves_it_whatever_the_fo
 
 
 def test_a_model_without_a_profile_needs_the_option() -> None:
-    with pytest.raises(UserError, match="--profile: no cost profile has a network like that of"):
+    with pytest.raises(UserError, match="--profile: no cost profile fits the network of"):
         profile_for(_recipe())

@@ -25,7 +25,7 @@ WAIT_S = 20.0
 
 @pytest.fixture(autouse=True)
 def nothing_to_collect(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("decoding", "device"):
+    for module in ("sampling.decoding", "loading.device"):
         monkeypatch.setattr(f"shared.diffusion.{module}.release", lambda device: None)
 
 
