@@ -1,8 +1,8 @@
 """The dead letters of a run, which its log holds (log.py): the state of each.
 
-A letter is a message that nobody could use, or work that failed, with its reason. Its number is
-the number of its entry. The scheduler writes letters. Nothing of a run rests on them: work that can
-be repeated is repeated by itself (docs/failures.md).
+A letter is an unusable message or failed work, with its reason. Its number is the number of its
+entry. The scheduler writes letters. A run does not depend on them: repeatable work is repeated
+automatically (docs/failures.md).
 """
 
 import hashlib
@@ -16,12 +16,12 @@ LetterState = Literal["open", "retried", "dropped", "over"]
 """
 open       an operator may do something about it
 retried    an operator has had its work done again
-dropped    an operator needs it no more
+dropped    an operator has dropped it
 over       nothing can be done: its batch is committed, its group was given to be trained, or a
            later letter is about the same work
 """
 Wanted = Literal[LetterState, "all"]
-"""Which letters are asked for."""
+"""Filter of a list of letters."""
 
 
 class RunProgress(NamedTuple):
@@ -36,12 +36,12 @@ class RunProgress(NamedTuple):
 
 
 class LetterOutcome(NamedTuple):
-    """What a letter is now."""
+    """State of a letter at a point of the run."""
 
     letter: DeadLetter
     state: LetterState
     text: str
-    """What has become of its work, or why a retry would change nothing; empty: a retry may help."""
+    """Outcome of its work, or why a retry would change nothing; empty: a retry may help."""
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class LetterOutcomes:
         return letter.number if letter.work is None else self._newest[letter.work.piece]
 
     def open_of_group(self, letter: DeadLetter) -> list[int]:
-        """Return the numbers of the letters about a letter's group that nobody settled."""
+        """Return the numbers of the letters about a letter's group that are not settled."""
         work = letter.work
         return [
             number
@@ -95,7 +95,7 @@ class LetterOutcomes:
         if letter.kind == "failed" and run.phase == "running":
             text = "it is tried again by itself"
         elif letter.kind == "refused":
-            text = "what it says is not true"
+            text = "its content is not true"
         return LetterOutcome(letter, "open", text)
 
     def newest_first(

@@ -1,4 +1,4 @@
-"""What the scheduler reads of evaluations: how good a version is, by rewards that nobody trains on.
+"""Quality of versions, from evaluations: by rewards that are not part of the training reward.
 
 The gold figure of a version is the weighted sum of its gold rewards (`evaluation.scorers`), as the
 training reward is one of the training rewards; without any, the accuracy of the held-out digit
@@ -32,8 +32,8 @@ class _Record(BaseModel):
 
 
 def reached(figures: Iterable[Mapping[int, float]], goal: float) -> int | None:
-    """Return the first version whose figure and the one evaluated before it, with the same
-    settings, are ``goal`` at least; None if there is none yet. A single one may be luck."""
+    """Return the first version that reaches ``goal`` together with the version evaluated before
+    it, at the same settings; None if no version does. A single high figure may be luck."""
     found = [
         version
         for each in figures
@@ -44,7 +44,7 @@ def reached(figures: Iterable[Mapping[int, float]], goal: float) -> int | None:
 
 
 class Measured(Protocol):
-    """What an evaluation has found, as far as versions are compared by it."""
+    """Figures of an evaluation by which versions are compared."""
 
     @property
     def gold(self) -> Mapping[str, float]: ...

@@ -1,4 +1,4 @@
-"""What the HTTP API says of dead letters."""
+"""Models of the HTTP API for dead letters."""
 
 from services.scheduler.shell.api_models import View, example
 from shared.run.dead_letters import LetterOutcome, LetterState
@@ -13,19 +13,19 @@ EXAMPLE_LETTER = {
 
 
 class DeadLetterView(View):
-    """A message that nobody could use, or an attempt at a piece of work that failed."""
+    """An unusable message, or a failed attempt at a piece of work."""
 
     model_config = example(**EXAMPLE_LETTER)
 
     number: int
-    """Number of the letter: that of its entry in the run's log."""
+    """Number of the letter, which is the number of its entry in the run's log."""
     kind: LetterKind
-    """unreadable: bytes that are no message. undelivered: work that nobody finished. failed: an
-    attempt that a worker gave up. unscored: samples without a score. refused: a message that is
+    """unreadable: bytes that are no message. undelivered: unfinished work. failed: an attempt
+    that a worker gave up. unscored: samples without a score. refused: a message that is
     not true."""
     state: LetterState
-    """open: an operator may do something about it. retried: its work is done again. dropped: nobody
-    needs it any more. over: nothing can be done, as its batch is committed, its group was given to
+    """open: an operator may do something about it. retried: its work is done again. dropped: no
+    longer needed. over: nothing can be done, as its batch is committed, its group was given to
     be trained, or a later letter is about the same work."""
     stream: str
     """Stream that the message was in."""
@@ -40,7 +40,7 @@ class DeadLetterView(View):
     num_bytes: int
     """Size of the message."""
     outcome: str
-    """What has become of its work, or why a retry would change nothing; empty: a retry may help."""
+    """Outcome of its work, or why a retry would change nothing; empty: a retry may help."""
 
 
 class DeadLetterDetail(DeadLetterView):
@@ -53,16 +53,16 @@ class DeadLetterDetail(DeadLetterView):
 
 
 class Settled(View):
-    """What was done about a dead letter."""
+    """Result of a retry or a drop."""
 
     model_config = example(number=3, state="retried", note="it is being done again")
 
     number: int
     """Number of the letter."""
     state: LetterState
-    """What it is now."""
+    """State of the letter afterwards."""
     note: str
-    """What happens, in words."""
+    """Consequence, in words."""
 
 
 def letter_view(found: LetterOutcome) -> DeadLetterDetail:

@@ -1,9 +1,9 @@
 """Finds the run's dead letters in the streams, and appends them to the run's log.
 
-A letter is found in DG_DLQ, where workers put what they cannot read and where NATS says what was
-delivered too often; among events, where workers say which attempts have failed; and by the
-scheduler itself. What it means for the run is applied at once, without anybody's asking; the letter
-is stored beside that.
+Letters have three sources. DG_DLQ has messages that workers cannot read, and the notices of NATS
+about messages that reached the maximum number of deliveries. Events report failed attempts. The
+scheduler itself refuses messages. The scheduler applies the consequences of a letter at once, and
+stores the letter concurrently.
 """
 
 import base64
@@ -57,7 +57,7 @@ log = structlog.get_logger()
 
 
 class Found(NamedTuple):
-    """What a letter will say."""
+    """The content of a letter that is about to be stored."""
 
     kind: LetterKind
     stream: str
@@ -66,7 +66,7 @@ class Found(NamedTuple):
     data: bytes
     work: Work | None = None
     sequence: str = ""
-    """Number of the message in its stream, if that tells it from others of the same bytes."""
+    """Number of the message in its stream, if other messages may have the same bytes."""
 
     @property
     def digest(self) -> str:
@@ -99,7 +99,7 @@ class DeadLetters:
         return self._log.letters.newest_first(self._progress(), wanted, before)
 
     async def follow(self) -> None:
-        """Follow the stream of dead letters for ever."""
+        """Follow the stream of dead letters until cancelled."""
         DEAD_LETTERS.set_function(lambda: self.num_open)
         async for received in self._bus.follow(DLQ):
             if not received.subject.startswith("$JS") and not is_unscored(received.subject):
@@ -158,7 +158,7 @@ def progress_of(state: State, committed: int) -> RunProgress:
 
 
 async def letter_of(bus: Bus, received: ReceivedMessage) -> Found | None:
-    """Return what a message of DG_DLQ tells of this run; None if nothing."""
+    """Return the letter for a message of DG_DLQ; None if the message concerns another run."""
     if is_unscored(received.subject):
         return _unscored(received)
     if not received.subject.startswith("$JS"):

@@ -33,7 +33,7 @@ def dead_letters(scheduler: Scheduler, store_s: float) -> APIRouter:
             int | None, Query(ge=1, lt=2**31, description="only those with a smaller number")
         ] = None,
     ) -> list[models.DeadLetterView]:
-        """Messages that nobody could use and attempts that failed, newest first."""
+        """Unusable messages and failed attempts, newest first."""
         _check_read(scheduler)
         found = scheduler.dead_letters.newest_first(state, before)
         return [models.letter_view(each) for each in islice(found, limit)]
@@ -67,7 +67,7 @@ def _add_settlements(router: APIRouter, scheduler: Scheduler, store_s: float) ->
 
 
 async def settled(scheduler: Scheduler, number: int, how: Settlement, by: str) -> models.Settled:
-    """Settle a letter, unless it is already; a retry is of the newest one about the same work.
+    """Settle a letter that is open; a retry applies to the newest letter about the same work.
 
     Raises:
         HTTPException: if there is no such letter, or nothing would follow.
@@ -98,7 +98,7 @@ async def _retry(scheduler: Scheduler, letter: DeadLetter) -> str:
     if letter.work is not None:
         return await _retry_group(scheduler, letter, letter.work)
     if letter.kind == "refused":
-        raise HTTPException(409, "what it says is not true; drop it")
+        raise HTTPException(409, "its content is not true; drop it")
     if letter.stream != EVT.name:
         raise HTTPException(409, "the scheduler retries such work by itself; drop it")
     try:
@@ -112,10 +112,10 @@ async def _retry(scheduler: Scheduler, letter: DeadLetter) -> str:
 
 
 async def _retry_group(scheduler: Scheduler, letter: DeadLetter, work: Work) -> str:
-    """Have what failed in a group done again, with all its attempts; a run that has failed goes on.
+    """Retry the failed work of a group, with all its attempts; a failed run is resumed.
 
     Raises:
-        HTTPException: if nobody needs it any more.
+        HTTPException: if the work is no longer needed.
     """
     phase, found = scheduler.state.phase, scheduler.dead_letters.outcome(letter)
     if found.state == "over":
