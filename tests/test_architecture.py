@@ -4,6 +4,7 @@ import ast
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,6 +105,24 @@ def measured(source: str, has_commands: bool) -> Iterator[tuple[str, int, int]]:
             first = node.body[0].lineno if is_command else node.lineno
             lines = (node.end_lineno or node.lineno) - first + 1
             yield f" {node.name}", lines, MAX_FUNCTION_LINES
+
+
+PUBLIC_PACKAGES = ["digenrl", "services", "shared"]
+
+
+def test_no_two_modules_and_no_two_public_classes_of_a_package_share_a_name() -> None:
+    paths = [path for name in PUBLIC_PACKAGES for path in (ROOT / name).rglob("*.py")]
+    modules = [path.with_suffix("") for path in paths if not path.stem.startswith("__")]
+    classes = [
+        (path.parent, node.name)
+        for path in paths
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    shared_with_parent = [each for each in modules if each.parent.with_name(each.name) in modules]
+    shared_with_package = [each for each in modules if (each / "__init__.py").exists()]
+    assert [*shared_with_parent, *shared_with_package] == []
+    assert [each for each, times in Counter(classes).items() if times > 1] == []
 
 
 def lint_imports(folder: Path) -> "subprocess.CompletedProcess[str]":

@@ -26,7 +26,7 @@ from bench.cluster.generation import EmulatedDevice, check_group
 from bench.cluster.hold import QueuedHeld
 from bench.cluster.ledger import entries_of
 from bench.runner.figures import Use
-from services.scheduler.core.fluid.state import num_rows
+from services.scheduler.core.fluid.fluid_state import num_rows
 from services.scheduler.costs import fluid
 from services.scheduler.costs.capacity import pass_rows
 from services.trainer.fluid.exchange import WHOLE_BATCH, Sum

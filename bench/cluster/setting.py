@@ -9,7 +9,7 @@ from pydantic import Field
 from bench.cluster.shipped import shipped
 from digenrl.planning.recipes import model_use
 from digenrl.trace.memory import with_memory
-from services.scheduler.core.supply import full_size
+from services.scheduler.core.unissued import full_size
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, VariantName, load_profile
 from services.scheduler.costs.recipes import batch_shape

@@ -26,7 +26,7 @@ def check_family(
     ratio 1 of a replay, a gradient in each adapted layer, the cost of a step. Exits with 1 if
     something is wrong, and names it."""
     from bench.family_check.check import check_model
-    from shared.models.brought import TINY_MODEL_GROUP, brought, family_named, known_pipelines
+    from shared.models.plugins import TINY_MODEL_GROUP, brought, family_named, known_pipelines
     from shared.telemetry import quiet_logs
 
     quiet_logs()

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from digenrl.local.running.command_lines import command
+from digenrl.trace.device_profile.device_costs import base_profile
 from digenrl.trace.device_profile.models import ModelName
-from digenrl.trace.device_profile.profile import base_profile
 
 if TYPE_CHECKING:
     from bench.gpu_day.day import Day

@@ -21,7 +21,7 @@ from bench.runner.session import open_session
 from services.scheduler.core.fluid.cutting import group_share
 from services.scheduler.core.state import Plan, first_state
 from services.scheduler.shell.app import Scheduler
-from services.scheduler.shell.heap import settle_heap
+from services.scheduler.shell.garbage_collection import settle_heap
 from shared.bus.bus import Bus
 from shared.messages import subjects
 from shared.messages.contracts import GenerateFragment, Message

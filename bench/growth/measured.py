@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.growth import fluid_core, history, live
-from services.scheduler.shell.heap import settle_heap
+from services.scheduler.shell.garbage_collection import settle_heap
 
 Row = dict[str, Any]
 FEW_MEMBERS = 64

@@ -17,7 +17,7 @@ from services.scheduler.costs.profile import Profile, VariantName, load_profile
 from services.scheduler.costs.split import Split
 from services.scheduler.sim.profiled import simulate
 from shared.errors import UserError
-from shared.recipe.errors import describe
+from shared.recipe.recipe_errors import describe
 from shared.recipe.schedule import RunSchedule
 
 

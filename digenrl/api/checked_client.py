@@ -6,7 +6,7 @@ from typing import Self, TypeVar, get_type_hints
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
-from digenrl.api import client, exported, models, shown
+from digenrl.api import client, export_routes, models, run_routes
 from digenrl.reading import facts, reading
 from services.scheduler.shell import api_batches, api_letters, api_load, api_models
 from shared.errors import UserError
@@ -17,7 +17,8 @@ from shared.run import dead_letters
 
 T = TypeVar("T")
 MODULES = {
-    "exported": exported, "models": models, "shown": shown, "api_batches": api_batches,
+    "export_routes": export_routes, "models": models, "run_routes": run_routes,
+    "api_batches": api_batches,
     "api_letters": api_letters, "api_load": api_load, "api_models": api_models,
     "contracts": contracts, "http_access": http_access, "service": service,
     "dead_letters": dead_letters, "facts": facts, "reading": reading,

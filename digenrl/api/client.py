@@ -24,7 +24,7 @@ from urllib.parse import quote
 import httpx
 
 if TYPE_CHECKING:
-    from digenrl.api import exported, models, shown
+    from digenrl.api import export_routes, models, run_routes
     from digenrl.reading import facts, reading
     from services.scheduler.shell import api_batches, api_letters, api_load, api_models
     from shared.messages import contracts
@@ -229,7 +229,7 @@ class Client:
     def export_version(
         self,
         version: int | Literal["best", "newest"],
-        layout: "exported.AdapterLayout" = "diffusers",
+        layout: "export_routes.AdapterLayout" = "diffusers",
     ) -> bytes:
         """Return a ZIP file with the adapter's files; it takes seconds to be made."""
         path, wanted = f"/v1/versions/{version}/adapter", {"layout": layout}
@@ -253,10 +253,10 @@ class Client:
         path = f"/v1/batches/{batch}/samples/{group}/{sample}/media"
         return self._ask("GET", path).content
 
-    def get_recipe(self) -> "shown.RecipeView":
+    def get_recipe(self) -> "run_routes.RecipeView":
         return self._get(Client.get_recipe, "/v1/recipe")
 
-    def get_curves(self, after: int = 0, limit: int = 500) -> "shown.CurvesView":
+    def get_curves(self, after: int = 0, limit: int = 500) -> "run_routes.CurvesView":
         return self._get(Client.get_curves, "/v1/curves", {"after": after, "limit": limit})
 
     def list_evaluations(
@@ -265,7 +265,7 @@ class Client:
         wanted: Params = {"limit": limit, "before": before}
         return self._get(Client.list_evaluations, "/v1/evaluations", wanted)
 
-    def get_evaluation(self, version: int) -> "shown.EvaluationDetail":
+    def get_evaluation(self, version: int) -> "run_routes.EvaluationDetail":
         return self._get(Client.get_evaluation, f"/v1/evaluations/{version}")
 
     def get_media(self, name: str) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import httpx
 from fastapi import FastAPI
 
-from digenrl.api.exported import Exports
+from digenrl.api.export_routes import Exports
 from digenrl.api.front import api_routes
 from digenrl.api.live import LiveRun
 from digenrl.api.run_history import RunHistory

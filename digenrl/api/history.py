@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from fastapi import APIRouter, HTTPException, Path, Query, Response
 
 from digenrl.api import models
-from digenrl.api.past import CommittedBatches, MediaDeleted
+from digenrl.api.batch_records import CommittedBatches, MediaDeleted
 from digenrl.api.run_history import RunHistory
 from shared.process.http_api import errors
 from shared.run.log import Log

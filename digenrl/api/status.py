@@ -6,9 +6,9 @@ from typing import Any
 from fastapi import APIRouter, HTTPException
 
 from digenrl.api.live import LiveRun
+from digenrl.api.offline_routes import run_view, stored_letters
 from digenrl.api.run_history import RunHistory
-from digenrl.api.stored import run_view, stored_letters
-from digenrl.reading.ended import load_at_end
+from digenrl.reading.ended_runs import load_at_end
 from digenrl.reading.facts import MAX_LETTERS, RunFacts, evaluation_view
 from digenrl.reading.reading import RunReading, read
 from services.scheduler.shell.api_letters import DeadLetterView

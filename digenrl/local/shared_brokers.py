@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from digenrl.api.offline_routes import run_view
 from digenrl.api.run_history import RunHistory
-from digenrl.api.stored import run_view
 from digenrl.local.brokers.embedded import LOOPBACK, Brokers, Ports, plan_brokers
 from digenrl.local.brokers.seaweedfs import OWNER, Server
 from digenrl.local.processes.supervisor import Supervisor

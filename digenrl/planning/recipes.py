@@ -5,7 +5,7 @@ from typing import Literal
 
 from digenrl.trace.memory import ModelUse
 from services.scheduler.core.sizing import chosen_size
-from services.scheduler.core.supply import fragment_sizes, full_size
+from services.scheduler.core.unissued import fragment_sizes, full_size
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.split import Split
 from services.scheduler.sim.forecast import forecast

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from digenrl.planning.scheduler_load import scheduler_seconds
-from services.scheduler.core.supply import fragment_sizes
 from services.scheduler.core.tag.forecast import Forecast
+from services.scheduler.core.unissued import fragment_sizes
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.split import Split, present
 from services.scheduler.sim.measured import SimulationResult

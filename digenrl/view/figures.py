@@ -6,10 +6,10 @@ from typing import Any
 
 from fastapi import HTTPException
 
+from digenrl.api.batch_records import rank
 from digenrl.api.models import SampleHistory
-from digenrl.api.past import rank
 from digenrl.api.run_history import RunHistory
-from digenrl.api.shown import metric_columns
+from digenrl.api.run_routes import metric_columns
 from digenrl.reading.facts import evaluation_view
 
 PER_PAGE = 50

@@ -24,13 +24,13 @@ from fastapi import FastAPI, HTTPException, Path, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from jinja2 import Environment
 
-from digenrl.api.exported import Exports
+from digenrl.api.batch_records import CommittedBatches, Order
+from digenrl.api.export_routes import Exports
 from digenrl.api.front import api_routes
 from digenrl.api.live import LiveRun
-from digenrl.api.past import CommittedBatches, Order
+from digenrl.api.offline_routes import newest_versions
 from digenrl.api.run_history import RunHistory
 from digenrl.api.status import newest_letters, read_run
-from digenrl.api.stored import newest_versions
 from digenrl.api.what_if import POOL, PlanRefused, WhatIf
 from digenrl.evaluation.records import FIGURES
 from digenrl.reading.letters import shown_letters

@@ -15,7 +15,7 @@ from services.reward.networks import Network
 from services.reward.object_checks import parse_requirements
 from services.reward.prompt_checks import PromptReader, wanted_digit, wanted_edit, wanted_text
 from shared.errors import UserError
-from shared.models.brought import package_name
+from shared.models.plugins import package_name
 from shared.recipe.rewards import PYTHON
 
 GROUP = "digenrl.scorers"

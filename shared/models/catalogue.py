@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import UserError
-from shared.models.brought import family_named
 from shared.models.families import EXPERTS, FamilySpec
 from shared.models.hub import REQUIRED_PARTS, missing, needed_parts
 from shared.models.memory import METADATA, PARTS, ModelPart, part_folders, read_header, weight_files
-from shared.models.no_model import no_model, no_weights
+from shared.models.model_errors import no_model, no_weights
+from shared.models.plugins import family_named
 from shared.models.refused import unsupported
 from shared.models.sigmas import Sigmas, unknown_keys
 

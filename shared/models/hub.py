@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import UserError
-from shared.models.brought import family_named
 from shared.models.families import EXPERTS
+from shared.models.plugins import family_named
 from shared.models.refused import unsupported
 
 ROOT = "DIGENRL_MODELS"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from shared.errors import UserError
-from shared.models.no_model import no_model
+from shared.models.model_errors import no_model
 
 ModelPart = Literal["transformer", "text", "decoder"]
 PARTS: tuple[ModelPart, ...] = get_args(ModelPart)

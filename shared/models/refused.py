@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from shared.models.brought import known_pipelines
+from shared.models.plugins import known_pipelines
 
 _BY_REASON: Mapping[str, str] = {
     "takes an image or a video besides the text, in a way that no adapter here knows": """

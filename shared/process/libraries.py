@@ -10,8 +10,8 @@ from pathlib import Path
 
 from shared.messages.workers import Service
 from shared.release import RELEASE
-from shared.run.copies import create_kept
 from shared.run.files import LibrariesRecord, read_records
+from shared.run.record_backups import create_kept
 from shared.store import ObjectStore
 
 LIBRARIES = (

@@ -17,9 +17,9 @@ from shared.learning.algorithms import ALGORITHMS, DEFAULT, Method
 from shared.models.catalogue import pipeline_sigmas
 from shared.recipe.adapter import agreed, recipe_adapter
 from shared.recipe.checks import check_tables
-from shared.recipe.errors import describe
 from shared.recipe.files import RecipeLayer, check_excluded, merged, read_layers, without_evaluated
 from shared.recipe.options import put_options
+from shared.recipe.recipe_errors import describe
 from shared.recipe.rewards import Evaluation, Reward
 from shared.recipe.sampling import WINDOW_KEYS, SigmaGrid
 from shared.recipe.tables import Tables

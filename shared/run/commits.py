@@ -20,9 +20,9 @@ from shared.messages.contracts import ObjectRef, Policy, PolicyPublished
 from shared.messages.fluid import Checksum, Share
 from shared.messages.records import Count, Digest, Record, Text, Token, is_empty, is_none
 from shared.messages.staleness import AdmissibleVersions
-from shared.run.copies import note_damage, sealed, unsealed, valid_copies
-from shared.run.copies import record_digest as record_digest
 from shared.run.layout import commit_key, numbers_in
+from shared.run.record_backups import note_damage, sealed, unsealed, valid_copies
+from shared.run.record_backups import record_digest as record_digest
 from shared.run.usage import count_staleness
 from shared.store import ObjectStore
 

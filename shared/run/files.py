@@ -26,8 +26,8 @@ from shared.models.hub import ROOT, WEIGHTS, missing
 from shared.models.memory import weight_files
 from shared.recipe.files import key_paths
 from shared.recipe.recipe import Recipe
-from shared.run.copies import create_kept, damaged, read_kept
 from shared.run.layout import file_key, named_objects
+from shared.run.record_backups import create_kept, damaged, read_kept
 from shared.store import ObjectStore
 
 MAX_WHOLE_BYTES = 4 << 20

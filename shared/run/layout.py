@@ -9,7 +9,7 @@
 <run>/commits/<version>.json         the commit records (commits.py)
 <run>/chain/<version>.json           summaries of old records, from this one on (chain.py)
 <run>/copies/<version>/<sha256>.z    each commit record once more, in case it is damaged
-    (copies.py)
+    (record_backups.py)
 <run>/copies/recipe/, copies/files/<key>/   the recipe and the digests of files, likewise
 <run>/quarantine/...                 objects that `digenrl repair` has moved away
 <run>/epochs/<epoch>.json            which scheduler commanded when (epochs.py)

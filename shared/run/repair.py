@@ -2,8 +2,9 @@
 run's quarantine, and commit records are restored from their copies.
 
 Objects are named by their digest, so a damaged one shows. A commit record is compared with its seal
-and its copy (`copies.py`), and with the one after it, which names its digest. Every other record is
-read by its own model. An object with an invalid name for its folder is moved away as well.
+and its copy (`record_backups.py`), and with the next record, which names its digest. Every other
+record is read by its own model. An object with an invalid name for its folder is moved away
+as well.
 """
 
 import asyncio
@@ -20,10 +21,10 @@ from shared.errors import DigenRLError, IntegrityError, UserError
 from shared.run.chain import Segment
 from shared.run.commits import StoredRecord, decoded, whole_bytes
 from shared.run.conditions import ConditionsRecord
-from shared.run.copies import record_digest, valid_copies
 from shared.run.files import FileRecord, LibrariesRecord
 from shared.run.layout import NAMES, commit_key, numbers_in, parse_name, quarantine_key
 from shared.run.log_entries import ENTRY
+from shared.run.record_backups import record_digest, valid_copies
 from shared.run.run_recipe import parsed_recipe
 from shared.store import ObjectStore
 from shared.store.backend import StoredObject

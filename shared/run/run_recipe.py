@@ -19,9 +19,9 @@ from shared.recipe.adapter import recipe_adapter
 from shared.recipe.files import key_paths, on_this_host, portable_names, put_paths
 from shared.recipe.recipe import Recipe, override, stored_recipe
 from shared.release import RELEASE, refusal
-from shared.run.copies import damaged, read_kept, write_kept
 from shared.run.files import check_files, same_files
 from shared.run.layout import recipe_key
+from shared.run.record_backups import damaged, read_kept, write_kept
 from shared.run.sources import store_sources
 from shared.store import ObjectStore
 

@@ -100,7 +100,7 @@ SHOWN: dict[str, Callable[[Client], object]] = {
     ),
 }
 ELSEWHERE = {"get_events", "get_plan", "export_version"}
-"""Operations whose method is asked in test_events.py, below, and in test_exported.py."""
+"""Operations whose method is asked in test_events.py, below, and in test_export_routes.py."""
 
 
 def operations() -> dict[str, set[str]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.scheduler.core.outlook import BatchForecast
+from services.scheduler.core.throughput import BatchForecast
 from shared.learning.metrics import STEP_METRICS
 from tests.paths import ROOT
 

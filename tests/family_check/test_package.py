@@ -17,7 +17,7 @@ from digenrl.commands.cli import app
 from services.reward import kinds
 from services.reward.scorer import build_scorers, check_packages, scorer_kind
 from shared.errors import UserError
-from shared.models import brought
+from shared.models import plugins
 from shared.recipe.rewards import ScorerTable
 from tests.paths import ROOT
 
@@ -34,7 +34,7 @@ def dist_info(folder: Path, entry_points: str) -> None:
 
 def forget() -> None:
     kinds.brought.cache_clear()
-    brought.brought.cache_clear()
+    plugins.brought.cache_clear()
 
 
 @pytest.fixture

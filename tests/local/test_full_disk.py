@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from digenrl.local.brokers.embedded import plan_brokers
-from services.scheduler.shell import housekeeping, room_watch
+from services.scheduler.shell import disk_watch, housekeeping
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.lease import Lease
 from shared.bus.bus import Bus
@@ -97,9 +97,9 @@ async def test_a_nats_that_stores_nothing_is_an_alarm_until_it_is_started_with_r
 async def test_a_store_or_a_redis_without_room_is_an_alarm_until_there_is_some(
     small_disk: Path, nats_url: str, start: StartProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room_watch, "ALARM_DELAY_S", 1.0)
+    monkeypatch.setattr(disk_watch, "ALARM_DELAY_S", 1.0)
     monkeypatch.setattr(
-        room_watch, "PROBE_INTERVAL_S", 0.02
+        disk_watch, "PROBE_INTERVAL_S", 0.02
     )  # Redis has room left in its log's last page
     brokers = plan_brokers(small_disk, PASSWORD)
     redis = program(brokers, "valkey")
@@ -118,13 +118,13 @@ async def test_a_store_or_a_redis_without_room_is_an_alarm_until_there_is_some(
             await until(health, "the object store takes nothing (the store's disk is full")
             await asyncio.to_thread(server.wait, 60)  # it cannot write its log
             await until(health, "", "Redis takes nothing")
-            fired = [ALARM.labels(what=what)._value.get() for what in room_watch.REMEDIES]
+            fired = [ALARM.labels(what=what)._value.get() for what in disk_watch.REMEDIES]
             assert fired == [1, 1]
             filler.unlink()
             await until(health, "Redis takes nothing")
             await asyncio.to_thread(start, redis)
             await until(health, "ready")
-            fired = [ALARM.labels(what=what)._value.get() for what in room_watch.REMEDIES]
+            fired = [ALARM.labels(what=what)._value.get() for what in disk_watch.REMEDIES]
             assert fired == [0, 0]
         finally:
             task.cancel()

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from digenrl.trace.device_profile.fit import fit
-from digenrl.trace.device_profile.ladder import Ladder, Rung, climb, powers_of_two
-from digenrl.trace.device_profile.measure import DeviceMeasurement, Publication, RoleSwitch
-from digenrl.trace.device_profile.models import ModelName
-from digenrl.trace.device_profile.profile import (
+from digenrl.trace.device_profile.device_costs import (
     MeasurementDevice,
     base_profile,
     device_kind,
     make_profile,
     measured_profile,
 )
+from digenrl.trace.device_profile.fit import fit
+from digenrl.trace.device_profile.ladder import Ladder, Rung, climb, powers_of_two
+from digenrl.trace.device_profile.measure import DeviceMeasurement, Publication, RoleSwitch
+from digenrl.trace.device_profile.models import ModelName
 from digenrl.trace.profile import write_profile
 from services.scheduler.costs.host import Launches
 from services.scheduler.costs.profile import load_profile

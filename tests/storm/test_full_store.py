@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from services.scheduler.shell.room_watch import REMEDIES
+from services.scheduler.shell.disk_watch import REMEDIES
 from shared.telemetry import NATS_STORES_NOTHING
 from tests.storm.cluster import Cluster, cluster, until
 from tests.storm.disks import FILLER, fill

@@ -10,7 +10,7 @@ from digenrl.local.brokers import seaweedfs
 from services.reward.app import RewardApp
 from services.scheduler.core import machine
 from services.scheduler.core.fluid import rounds
-from services.scheduler.core.fluid.state import ExchangeRound, FluidState
+from services.scheduler.core.fluid.fluid_state import ExchangeRound, FluidState
 from services.scheduler.shell import api, app, lease
 from services.trainer.fluid import pieces, store_exchange
 from services.trainer.fluid.exchange import WHOLE_BATCH, Meeting, Sum
@@ -18,7 +18,7 @@ from services.trainer.fluid.sums import Term
 from shared.bus.register import Register
 from shared.messages.contracts import FragmentGenerated
 from shared.messages.fluid import PieceTrained
-from shared.run import copies, files, layout, run_recipe
+from shared.run import files, layout, record_backups, run_recipe
 from shared.run.retention import Retention
 from shared.run.rights import WRITES
 from shared.store import ObjectStore
@@ -99,8 +99,8 @@ def r6_small_records_have_no_copies() -> AbstractContextManager[None]:
         return [model.model_validate_json(await store.read(key) or b"") for key in keys]
 
     return patched(
-        (copies, "read_kept", read), (files, "read_kept", read), (run_recipe, "read_kept", read),
-        (files, "read_records", records),
+        (record_backups, "read_kept", read), (files, "read_kept", read),
+        (run_recipe, "read_kept", read), (files, "read_records", records),
     )  # fmt: skip
 
 

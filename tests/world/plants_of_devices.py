@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from services.scheduler.core.fluid import members
-from services.scheduler.core.fluid.state import FluidState
+from services.scheduler.core.fluid.fluid_state import FluidState
 from services.scheduler.core.state import State, WorkerState
 from services.trainer.batch import fetcher
 from services.trainer.engine.storing import store_sets

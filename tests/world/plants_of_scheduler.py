@@ -13,7 +13,7 @@ from services.scheduler.core import (
     issuing,
     ready_groups,
 )
-from services.scheduler.core.fluid import control, events, pieces, recovery, rounds
+from services.scheduler.core.fluid import control, events, pieces, rounds, stream_recovery
 from services.scheduler.core.recovery import RECOVERED_STREAMS
 from services.scheduler.core.state import (
     BatchState,
@@ -24,7 +24,7 @@ from services.scheduler.core.state import (
     WorkerState,
     new_batch,
 )
-from services.scheduler.core.supply import unissued_samples
+from services.scheduler.core.unissued import unissued_samples
 from services.scheduler.core.workers import Workers
 from services.scheduler.shell import app
 from services.trainer.fluid import committing
@@ -32,7 +32,7 @@ from services.trainer.fluid import pieces as member_pieces
 from shared.bus import streams
 from shared.messages import subjects
 from shared.messages.contracts import FragmentSlot
-from shared.run import commits, copies, layout
+from shared.run import commits, layout, record_backups
 from tests.world.plants import (
     anywhere,
     has_updates,
@@ -57,7 +57,7 @@ def slots_take_any_number_of_messages() -> AbstractContextManager[None]:
 def a_version_is_committed_twice() -> AbstractContextManager[None]:
     async def commit(store: Any, record: commits.CommitRecord) -> None:
         key = layout.commit_key(record.run, record.policy.version)
-        await store.write(key, copies.sealed(record.encode()))
+        await store.write(key, record_backups.sealed(record.encode()))
 
     return patched((committing, "commit", commit))
 
@@ -211,7 +211,7 @@ def what_a_lost_version_made_is_kept() -> AbstractContextManager[None]:
     """Groups of the next batch keep the version that was never committed."""
     keep = lambda state: state  # noqa: E731
     return patched(
-        (control, "drop_lost_version", keep), (recovery, "drop_lost_version", keep),
+        (control, "drop_lost_version", keep), (stream_recovery, "drop_lost_version", keep),
         (fragments, "drop_stale_groups", lambda plan, state: state),
     )  # fmt: skip
 

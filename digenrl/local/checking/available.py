@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint
 
 from services.reward import kinds
 from shared.errors import UserError
-from shared.models import brought
+from shared.models import plugins
 from shared.models.families import FAMILIES
 
 OURS = "digenrl"
@@ -37,12 +37,12 @@ def listed_families() -> list[AvailableType]:
     """Return all model families."""
 
     def note(pipeline: str) -> str:
-        spec = brought.family_named(pipeline)
+        spec = plugins.family_named(pipeline)
         assert spec is not None
         made = "videos" if spec.makes_videos else "images"
         return f"makes {made}" + (" from an image and a text" if spec.takes_image else "")
 
-    return _listed(list(FAMILIES), brought.brought(), note)
+    return _listed(list(FAMILIES), plugins.brought(), note)
 
 
 def shown(listed: Sequence[AvailableType], *, as_json: bool) -> str:
@@ -60,7 +60,7 @@ def _listed(
 ) -> list[AvailableType]:
     found = [AvailableType(name, OURS, note(name)) for name in sorted(ours)]
     for name, point in sorted(packages.items()):
-        package = brought.package_name(point)
+        package = plugins.package_name(point)
         if name in ours:
             found.append(AvailableType(name, package, "not used: the name is one of ours"))
             continue

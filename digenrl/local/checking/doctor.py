@@ -58,7 +58,7 @@ GPU_TRIAL_CODE, GPU_TRIAL_TIMEOUT_S = (
     120.0,
 )
 TIME_LAUNCHES = (
-    "from digenrl.trace.device_profile.launches import described_host; print(described_host())"
+    "from digenrl.trace.device_profile.launch_times import described_host; print(described_host())"
 )
 VARIABLES = frozenset(
     f"DIGENRL_{name.upper()}" for name in (*ServiceSettings.model_fields, "api_token")

@@ -17,7 +17,7 @@ from shared.models.catalogue import (
     text_tokens,
 )
 from shared.models.hub import missing
-from shared.models.no_model import no_model
+from shared.models.model_errors import no_model
 from shared.models.source_tokens import check_source_tokens
 from shared.recipe.adapter import check_adapter_here
 from shared.recipe.networks import check_networks, no_negative

@@ -14,8 +14,8 @@ from shared.errors import UserError
 if TYPE_CHECKING:
     import torch
 
+    from digenrl.trace.device_profile.device_costs import MeasurementDevice
     from digenrl.trace.device_profile.network import Network
-    from digenrl.trace.device_profile.profile import MeasurementDevice
 
 
 def profile(
@@ -45,8 +45,8 @@ def profile(
     check_request(random_weights=random_weights, folder=folder, tiny=tiny, out=out)
     from rich.console import Console
 
+    from digenrl.trace.device_profile.device_costs import base_profile, measured_profile
     from digenrl.trace.device_profile.measure import measure
-    from digenrl.trace.device_profile.profile import base_profile, measured_profile
     from digenrl.trace.device_profile.show import show
     from digenrl.trace.profile import write_profile
     from services.scheduler.costs.profile import PROFILES
@@ -119,7 +119,7 @@ def described(device: "torch.device", how: str) -> "MeasurementDevice":
     import diffusers
     import torch
 
-    from digenrl.trace.device_profile.profile import MeasurementDevice
+    from digenrl.trace.device_profile.device_costs import MeasurementDevice
     from shared.diffusion.loading.device import device_bytes
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -3,10 +3,10 @@
 from rich.console import Console
 from rich.table import Column, Table
 
+from digenrl.trace.device_profile.device_costs import make_profile, row_seconds
 from digenrl.trace.device_profile.fit import fit
 from digenrl.trace.device_profile.ladder import Ladder
 from digenrl.trace.device_profile.measure import DeviceMeasurement
-from digenrl.trace.device_profile.profile import make_profile, row_seconds
 from services.scheduler.costs.profile import Profile, ProfileFile
 from services.scheduler.costs.seconds import generation_work, training_work
 

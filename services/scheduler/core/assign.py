@@ -24,7 +24,7 @@ from services.scheduler.core.state import (
     State,
     WorkerState,
 )
-from services.scheduler.core.supply import (
+from services.scheduler.core.unissued import (
     NextFragment,
     fragment_size,
     next_fragment,

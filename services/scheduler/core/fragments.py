@@ -6,7 +6,7 @@ late, or after its subject was discarded.
 
 from dataclasses import replace
 
-from services.scheduler.core.assigned import count_finished, unassign, unassign_everywhere
+from services.scheduler.core.device_fragments import count_finished, unassign, unassign_everywhere
 from services.scheduler.core.state import (
     FragmentState,
     GroupState,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from services.scheduler.core.draft import StateDraft
 from services.scheduler.core.fluid.members import weights_to_fetch
 from services.scheduler.core.state import AssignedFragment, WorkerState
-from services.scheduler.core.supply import NextFragment
+from services.scheduler.core.unissued import NextFragment
 from shared.messages.contracts import Fragment, GenerateFragment
 
 WorkerChoice = tuple[WorkerState, NextFragment]

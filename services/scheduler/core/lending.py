@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from services.scheduler.core.device_queues import DeviceQueues, forecast_queue, sample_seconds
+from services.scheduler.core.fluid.fluid_state import FluidState
 from services.scheduler.core.fluid.members import updates_replace_version
 from services.scheduler.core.fluid.pieces import trainable
-from services.scheduler.core.fluid.state import FluidState
 from services.scheduler.core.fragments import give_back_all
 from services.scheduler.core.inputs import DeviceReported
 from services.scheduler.core.state import (
@@ -26,10 +26,10 @@ from services.scheduler.core.state import (
     TagState,
     WorkerState,
 )
-from services.scheduler.core.supply import fragment_size, unissued_samples
 from services.scheduler.core.tag.controller import Controller, decide, observe
 from services.scheduler.core.tag.fluid import generated_share
 from services.scheduler.core.tag.makespan import TagInputs
+from services.scheduler.core.unissued import fragment_size, unissued_samples
 from services.scheduler.core.workers import Loan
 from shared.messages.contracts import SetDevice, TagRequest
 from shared.messages.workers import DeviceMode

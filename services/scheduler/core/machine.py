@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, get_args
 
-from services.scheduler.core import again, exclusion, fragments, recovery, training
-from services.scheduler.core.assigned import issued_to
+from services.scheduler.core import exclusion, fragments, recovery, retries, training
+from services.scheduler.core.device_fragments import issued_to
 from services.scheduler.core.fluid import control, members, modes
 from services.scheduler.core.fluid import events as fluid_events
-from services.scheduler.core.fluid import recovery as fluid_recovery
+from services.scheduler.core.fluid import stream_recovery as fluid_recovery
 from services.scheduler.core.fluid.events import MemberReported
 from services.scheduler.core.inputs import (
     DeviceReported,
@@ -118,7 +118,7 @@ def _batch_opened(plan: Plan, state: State, event: PolicyPublished, now: float) 
 def _attempt_failed(_plan: Plan, state: State, event: MachineInput, _now: float) -> State:
     """Pause the run where operators want that, after a failure or samples without a score."""
     has_scores = isinstance(event, FragmentScored) and None not in event.rewards
-    return state if has_scores else again.pause_where_asked(state)
+    return state if has_scores else retries.pause_where_asked(state)
 
 
 def _readmit(_plan: Plan, state: State, event: FragmentGenerated, _now: float) -> State:
@@ -165,15 +165,15 @@ def _set_phase(_plan: Plan, state: State, event: OperatorRequest, _now: float) -
     action = event.action
     asked = action == "resume" and state.phase == "paused" and state.pause_at_failure
     state = replace(state, pause_at_failure=asked or action == "pause_at_failure")
-    state = again.unsettled_forgotten(state) if asked else state
+    state = retries.unsettled_forgotten(state) if asked else state
     match action, state.phase:
         case "pause", "waiting" | "running":
             return replace(state, phase="paused")
         case "pause_at_failure", "running":
-            return again.pause_where_asked(state)
+            return retries.pause_where_asked(state)
         case "resume", "paused" | "stopped" | "failed":
             if state.phase == "failed":
-                state = again.forget_failures(state)
+                state = retries.forget_failures(state)
             phase: Phase = "waiting" if state.policy is None else "running"
             return exclusion.readmit_returning(replace(state, phase=phase, failure=None))
         case "stop", "waiting" | "running" | "paused":
@@ -259,7 +259,7 @@ RECORDERS: Mapping[type, Sequence[Recorder]] = {
     OperatorRequest: (_set_phase,),
     TagRequest: (tag_requested,),
     WorkerRequest: (exclusion.set_drained,),
-    GroupRequest: (again.requested,),
+    GroupRequest: (retries.requested,),
     Tick: (exclusion.exclude_late_devices, control.exclude_late_members),
     GoalReached: (_goal_reached,),
     GenerateFragment: _restored(recovery.restore_task),

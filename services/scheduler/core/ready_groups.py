@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from services.scheduler.core.again import lacks_scores
 from services.scheduler.core.fluid import modes
 from services.scheduler.core.fragments import is_dropped
+from services.scheduler.core.retries import lacks_scores
 from services.scheduler.core.state import BatchState, GroupState, Plan, State
 from shared.messages.contracts import TrainGroup
 

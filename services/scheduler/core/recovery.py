@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from services.scheduler.core import fragments
-from services.scheduler.core.fluid.recovery import again
+from services.scheduler.core.fluid.stream_recovery import again
 from services.scheduler.core.state import FragmentState, GroupState, Plan, State
 from shared.messages import subjects
 from shared.messages.contracts import GenerateFragment, Policy, TrainGroup

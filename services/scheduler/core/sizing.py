@@ -14,10 +14,10 @@ from services.scheduler.core.device_queues import sample_seconds
 from services.scheduler.core.fluid.modes import has_loans
 from services.scheduler.core.lending import lendable, tag_inputs
 from services.scheduler.core.state import Plan, Sizing, State, WorkerState
-from services.scheduler.core.supply import fragment_sizes
 from services.scheduler.core.tag.fluid import MemberPool
 from services.scheduler.core.tag.forecast import Situation, forecast, last_piece
 from services.scheduler.core.tag.makespan import TagInputs
+from services.scheduler.core.unissued import fragment_sizes
 
 SAME_SPEED_FACTOR = 1.1
 """Devices whose seconds differ by no more than this factor count as alike."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from services.scheduler.core.fluid.state import FluidState
+from services.scheduler.core.fluid.fluid_state import FluidState
 from services.scheduler.core.tag.controller import Controller, TagDecision
 from services.scheduler.core.tag.estimates import Costs, PassCosts
 from services.scheduler.core.tag.makespan import TagInputs

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.scheduler.core.device_queues import sample_seconds
-from services.scheduler.core.outlook import BatchForecast
 from services.scheduler.core.state import BatchState, GroupState, Plan, State, WorkerState
-from services.scheduler.core.supply import num_unissued
+from services.scheduler.core.throughput import BatchForecast
+from services.scheduler.core.unissued import num_unissued
 
 QueueName = Literal["generation", "in_hand", "scoring", "training"]
 LATE_FACTOR = 3.0

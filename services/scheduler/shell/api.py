@@ -10,7 +10,7 @@ from services.scheduler.shell import api_batches, views
 from services.scheduler.shell import api_models as models
 from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.app import Scheduler
-from services.scheduler.shell.committed import stored_usage
+from services.scheduler.shell.committed_views import stored_usage
 from services.scheduler.shell.dead_letters_api import dead_letters
 from services.scheduler.shell.load import BatchForecasts, load_view
 from shared.messages.contracts import Action, OperatorRequest, TagRequest, WorkerRequest

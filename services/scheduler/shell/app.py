@@ -11,18 +11,19 @@ from typing import Literal
 
 import structlog
 
-from services.scheduler.core.assigned import busy_addresses
+from services.scheduler.core.device_fragments import busy_addresses
 from services.scheduler.core.exclusion import newly_excluded
 from services.scheduler.core.inputs import MachineInput, RecoveryDone
 from services.scheduler.core.machine import failure_to_send, step_together
-from services.scheduler.core.outlook import outlook
 from services.scheduler.core.recovery import RECOVERED_STREAMS, restart_batches
 from services.scheduler.core.senders import is_foreign
 from services.scheduler.core.state import Phase, Plan, State
+from services.scheduler.core.throughput import outlook
 from services.scheduler.core.usage import UsageMeter, uses
 from services.scheduler.shell.dead_letters import DeadLetters, progress_of
+from services.scheduler.shell.disk_watch import DiskWatch
+from services.scheduler.shell.garbage_collection import gc_when_idle
 from services.scheduler.shell.goal import Goal
-from services.scheduler.shell.heap import gc_when_idle
 from services.scheduler.shell.housekeeping import (
     BatchCleanup,
     ChainUpkeep,
@@ -35,12 +36,11 @@ from services.scheduler.shell.housekeeping import (
 )
 from services.scheduler.shell.inbox import Inbox, follow, tick
 from services.scheduler.shell.lease import Lease
+from services.scheduler.shell.message_bursts import message_bursts
 from services.scheduler.shell.metrics import PublishLag, batch_usage, measure_commit
-from services.scheduler.shell.room_watch import RoomWatch
 from services.scheduler.shell.roster import Roster
 from services.scheduler.shell.run_alarms import RunAlarms
 from services.scheduler.shell.run_log import RunLog
-from services.scheduler.shell.waves import message_bursts
 from services.scheduler.sim.staleness import StalenessDecision
 from shared.bus.bus import Bus
 from shared.bus.reader import ReceivedMessage
@@ -169,7 +169,7 @@ class Scheduler:
         found = await retry(self.bus.stream_states)
         await retry(self._make_streams)
         states = await retry(self.bus.stream_states)
-        room = RoomWatch(self.store, self.index, self.bus.run)
+        room = DiskWatch(self.store, self.index, self.bus.run)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._stream_watch(room).run(states))
             tasks.create_task(room.run())
@@ -189,7 +189,7 @@ class Scheduler:
             ):  # fmt: skip
                 tasks.create_task(work)
 
-    def _stream_watch(self, room: RoomWatch) -> StreamWatch:
+    def _stream_watch(self, room: DiskWatch) -> StreamWatch:
         return StreamWatch(
             self.bus, self.health, lambda: self._cleanup.make_room(self.chain.version),
             lambda: 0.0 if self.lease is None else self.lease.seconds_unrenewed,

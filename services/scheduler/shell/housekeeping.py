@@ -21,7 +21,6 @@ from shared.process.service import Health
 from shared.run.chain import SEGMENT_STEPS, Chain, CommitSummary, read_chain
 from shared.run.commands import oldest_needed_batch
 from shared.run.commits import CommitRecord, StoredAs
-from shared.run.copies import keep_copy
 from shared.run.evaluations import GoldFigures
 from shared.run.layout import (
     KEPT_BATCHES,
@@ -31,6 +30,7 @@ from shared.run.layout import (
     stored_batches,
 )
 from shared.run.previews import PreviewRule
+from shared.run.record_backups import keep_copy
 from shared.run.retention import (
     Manifests,
     Retention,

@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 import structlog
 from pydantic import ValidationError
 
+from services.scheduler.shell.disk_watch import REMEDIES, STORE
 from services.scheduler.shell.housekeeping import ALARM_DELAY_S, STORES_NOTHING, retry
-from services.scheduler.shell.room_watch import REMEDIES, STORE
 from shared.bus.bus import Bus
 from shared.bus.register import Register, RegisterEntry
 from shared.errors import LeaseLost, Unavailable

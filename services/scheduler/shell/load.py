@@ -4,8 +4,8 @@ import time
 from collections.abc import Mapping
 from statistics import fmean
 
-from services.scheduler.core.outlook import BatchForecast, outlook
 from services.scheduler.core.state import Plan, State
+from services.scheduler.core.throughput import BatchForecast, outlook
 from services.scheduler.core.waiting import WaitingSamples, queues
 from services.scheduler.shell.api_load import LoadView, QueueView, SlowestView
 from services.scheduler.shell.app import Scheduler

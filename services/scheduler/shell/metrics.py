@@ -8,8 +8,8 @@ from prometheus_client import REGISTRY
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from services.scheduler.core.outlook import BatchForecast
 from services.scheduler.core.state import Phase, TagRecord
+from services.scheduler.core.throughput import BatchForecast
 from services.scheduler.core.waiting import WaitingSamples
 from shared.learning.metrics import SCORER_METRICS, STEP_METRICS, split_metric
 from shared.messages.contracts import FragmentGenerated, Policy

@@ -16,8 +16,8 @@ from services.scheduler.core.state import Plan, first_state
 from services.scheduler.costs.recipes import batch_shape
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
+from services.scheduler.shell.garbage_collection import settle_heap
 from services.scheduler.shell.goal import make_goal
-from services.scheduler.shell.heap import settle_heap
 from services.scheduler.shell.lease import Lease
 from services.scheduler.shell.metrics import RUN
 from services.scheduler.shell.staleness import settle_staleness

@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 
 from services.scheduler.core.device_queues import sample_seconds
 from services.scheduler.core.lending import lendable
-from services.scheduler.core.outlook import outlook
 from services.scheduler.core.state import BatchState, Plan, Stage, State, TagRecord
 from services.scheduler.core.tag.estimates import Estimate
+from services.scheduler.core.throughput import outlook
 from services.scheduler.core.usage import uses
 from services.scheduler.core.waiting import queues
 from services.scheduler.core.workers import WorkerState
@@ -28,13 +28,13 @@ from services.scheduler.shell.api_models import (
     WorkerView,
 )
 from services.scheduler.shell.app import Scheduler
-from services.scheduler.shell.committed import (
+from services.scheduler.shell.committed_views import (
     committed_batch,
     committed_detail,
     stored_timeline,
     version_view,
 )
-from services.scheduler.shell.committed import timeline_view as timeline_of
+from services.scheduler.shell.committed_views import timeline_view as timeline_of
 from services.scheduler.shell.metrics import RunFigures
 from services.scheduler.shell.roster import LastStatus
 from shared.messages.workers import Service, WorkerStatus

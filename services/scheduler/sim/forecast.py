@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from services.scheduler.core.supply import fragment_sizes as sizes_of
 from services.scheduler.core.tag import forecast as core
 from services.scheduler.core.tag.fluid import MemberPool
 from services.scheduler.core.tag.forecast import Forecast, Situation, last_piece
 from services.scheduler.core.tag.makespan import TagInputs
+from services.scheduler.core.unissued import fragment_sizes as sizes_of
 from services.scheduler.costs.capacity import training_role
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.seconds import fragment_seconds, merged_part

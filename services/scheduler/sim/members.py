@@ -8,7 +8,7 @@ import hashlib
 from dataclasses import dataclass
 
 from services.scheduler.core.fluid.cutting import group_share
-from services.scheduler.core.fluid.state import num_rows
+from services.scheduler.core.fluid.fluid_state import num_rows
 from services.scheduler.core.state import Plan
 from services.scheduler.sim.commits import Commit
 from services.scheduler.sim.devices import REF

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 
 from services.scheduler.core.state import Plan
-from services.scheduler.core.supply import full_size
 from services.scheduler.core.tag.estimates import Overhead
+from services.scheduler.core.unissued import full_size
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.recipes import batch_shape
 from services.scheduler.costs.seconds import fragment_seconds

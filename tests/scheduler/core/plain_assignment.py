@@ -8,7 +8,7 @@ from services.scheduler.core.draft import StateDraft
 from services.scheduler.core.issuing import issue
 from services.scheduler.core.lending import lendable
 from services.scheduler.core.state import BatchState, Plan, State, WorkerState
-from services.scheduler.core.supply import (
+from services.scheduler.core.unissued import (
     NextFragment,
     fragment_size,
     next_fragment,

@@ -8,7 +8,7 @@ import pytest
 
 from services.scheduler.core import device_queues, fragments
 from services.scheduler.core.assign import assign
-from services.scheduler.core.assigned import unassign
+from services.scheduler.core.device_fragments import unassign
 from services.scheduler.core.inputs import WorkerJoined
 from services.scheduler.core.lending import lendable
 from services.scheduler.core.machine import step

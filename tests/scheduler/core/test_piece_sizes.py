@@ -10,8 +10,8 @@ from services.scheduler.core.fluid.cutting import (
     next_piece,
     whole_group,
 )
+from services.scheduler.core.fluid.fluid_state import FluidState, PieceState
 from services.scheduler.core.fluid.pieces import trainable
-from services.scheduler.core.fluid.state import FluidState, PieceState
 from services.scheduler.core.state import Plan
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.sim.steady import steady_plan

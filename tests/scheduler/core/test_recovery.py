@@ -1,6 +1,6 @@
 from typing import Any
 
-from services.scheduler.core.fluid.state import ATTEMPTS_PER_EPOCH
+from services.scheduler.core.fluid.fluid_state import ATTEMPTS_PER_EPOCH
 from services.scheduler.core.fragments import worker_lost
 from services.scheduler.core.inputs import RecoveryDone, WorkerJoined
 from services.scheduler.core.machine import step

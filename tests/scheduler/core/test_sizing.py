@@ -6,8 +6,8 @@ import pytest
 
 from services.scheduler.core.sizing import best_size, size_fragments
 from services.scheduler.core.state import Plan, Sizing, State, new_batch
-from services.scheduler.core.supply import fragment_size, full_size, next_fragment_size, next_size
 from services.scheduler.core.tag.estimates import Overhead
+from services.scheduler.core.unissued import fragment_size, full_size, next_fragment_size, next_size
 from services.scheduler.core.workers import Workers
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.costs.seconds import fragment_seconds

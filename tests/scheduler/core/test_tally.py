@@ -9,8 +9,8 @@ from services.scheduler.core.assign import assign
 from services.scheduler.core.inputs import MachineInput, WorkerJoined, WorkerLeft
 from services.scheduler.core.machine import step
 from services.scheduler.core.state import EMPTY_GROUP, State
-from services.scheduler.core.supply import unissued_samples
 from services.scheduler.core.tally import Tally, count_groups
+from services.scheduler.core.unissued import unissued_samples
 from services.scheduler.core.workers import Workers
 from shared.messages.contracts import (
     Command,

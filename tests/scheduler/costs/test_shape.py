@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.simulation.colocated import colocated_seconds
-from services.scheduler.core.supply import full_size, next_size
 from services.scheduler.core.tag.estimates import Costs
+from services.scheduler.core.unissued import full_size, next_size
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, Streaming, load_profile
 from services.scheduler.costs.seconds import (

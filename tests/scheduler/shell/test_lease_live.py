@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from services.scheduler.shell import lease as leases
+from services.scheduler.shell.disk_watch import STORE
 from services.scheduler.shell.lease import Lease, LeaseRecord, ProcessRecord
-from services.scheduler.shell.room_watch import STORE
 from shared.bus.bus import Bus
 from shared.bus.register import Register, RegisterEntry
 from shared.errors import LeaseLost, Unavailable

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from services.scheduler.core.fluid.state import FluidState
+from services.scheduler.core.fluid.fluid_state import FluidState
 from services.scheduler.core.state import Plan, State, WorkerState, new_batch
 from services.scheduler.core.tag.estimates import Costs, Estimate
 from services.scheduler.core.workers import Loan, Workers

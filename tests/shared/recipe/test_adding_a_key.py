@@ -27,13 +27,13 @@ SCHEDULE_KEY: Edits = {
             '    smallest: Positive = 1\n    tsp_steps: Positive | Literal["auto"] = "auto"\n',
         ),
     ),
-    "services/scheduler/core/supply.py": (
+    "services/scheduler/core/unissued.py": (
         ("return max(_min_size(plan),", "return max(plan.schedule.smallest, _min_size(plan),"),
     ),
 }
 PROGRAM = """
 from pathlib import Path
-from services.scheduler.core.supply import next_size
+from services.scheduler.core.unissued import next_size
 from services.scheduler.costs.profile import load_profile
 from digenrl.planning.planner import plan_split
 from services.scheduler.costs.recipes import batch_shape

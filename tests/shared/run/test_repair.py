@@ -14,12 +14,12 @@ from shared.errors import ContractError
 from shared.messages.contracts import ObjectRef
 from shared.run.chain import read_chain
 from shared.run.commits import commit, commit_chain, newest_commit, record_digest
-from shared.run.copies import create_kept, keep_copy, read_kept, write_kept
 from shared.run.epochs import newest_epoch
 from shared.run.evaluations import GoldFigures
 from shared.run.files import LibrariesRecord, read_records
 from shared.run.layout import commit_key, copy_key, measured_versions, numbers_in, weights_folder
 from shared.run.log import Log
+from shared.run.record_backups import create_kept, keep_copy, read_kept, write_kept
 from shared.run.repair import find_damage, mend
 from shared.store import ObjectStore
 from shared.store.backend import StoredObject

@@ -7,7 +7,7 @@ rewards change, and so do the advantages of the whole batch: all groups are sent
 
 from dataclasses import replace
 
-from services.scheduler.core.fluid.state import FluidState
+from services.scheduler.core.fluid.fluid_state import FluidState
 from services.scheduler.core.fragments import requeue_group
 from services.scheduler.core.state import BatchState, GroupState, Plan, State
 

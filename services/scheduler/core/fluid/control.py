@@ -14,6 +14,7 @@ from services.scheduler.core import exclusion
 from services.scheduler.core.assign import IssuedFragments, assign
 from services.scheduler.core.fluid import batch_std
 from services.scheduler.core.fluid.cutting import in_one_piece, whole_group
+from services.scheduler.core.fluid.fluid_state import FluidState, next_attempt
 from services.scheduler.core.fluid.members import (
     MEMBER,
     are_together,
@@ -21,13 +22,12 @@ from services.scheduler.core.fluid.members import (
     members,
 )
 from services.scheduler.core.fluid.pieces import train_pieces
-from services.scheduler.core.fluid.recovery import drop_lost_version
 from services.scheduler.core.fluid.rounds import decide
-from services.scheduler.core.fluid.state import FluidState, next_attempt
+from services.scheduler.core.fluid.stream_recovery import drop_lost_version
 from services.scheduler.core.lending import lend_or_return, lendable, open_loans
 from services.scheduler.core.ready_groups import ready_groups, train_command, waits_for_a_mend
 from services.scheduler.core.state import Plan, State, WorkerState, new_batch
-from services.scheduler.core.supply import unissued_samples
+from services.scheduler.core.unissued import unissued_samples
 from services.scheduler.core.workers import Workers
 from shared.messages.contracts import Command, GenerateFragment, TrainGroup
 

@@ -5,7 +5,7 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
-from services.scheduler.core.fluid.state import FluidState, GroupPieces, PieceState, num_rows
+from services.scheduler.core.fluid.fluid_state import FluidState, GroupPieces, PieceState, num_rows
 from services.scheduler.core.state import Plan
 from shared.devices.slices import FINE_PARTS
 from shared.messages.fluid import Piece

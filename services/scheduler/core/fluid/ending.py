@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.scheduler.core.fluid.state import EndForecast
+from services.scheduler.core.fluid.fluid_state import EndForecast
 from services.scheduler.core.workers import WorkerState
 
 MAX_SCHEDULED_PIECES = 4

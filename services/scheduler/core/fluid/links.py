@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from services.scheduler.core.fluid.state import ExchangeRound, FluidState
+from services.scheduler.core.fluid.fluid_state import ExchangeRound, FluidState
 from services.scheduler.core.state import Plan, State
 from services.scheduler.core.tag.estimates import Costs
 from shared.messages.fluid import Share

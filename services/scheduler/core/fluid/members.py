@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from services.scheduler.core.fluid.state import FluidState, with_or_without
+from services.scheduler.core.fluid.fluid_state import FluidState, with_or_without
 from services.scheduler.core.state import Plan, State, WorkerState
 from shared.messages.records import ObjectRef, Policy
 from shared.messages.workers import Holds

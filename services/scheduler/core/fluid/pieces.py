@@ -24,15 +24,15 @@ from services.scheduler.core.fluid.cutting import (
     trained_samples,
 )
 from services.scheduler.core.fluid.ending import Member, best_ending
-from services.scheduler.core.fluid.members import member_addresses
-from services.scheduler.core.fluid.modes import has_loans
-from services.scheduler.core.fluid.state import (
+from services.scheduler.core.fluid.fluid_state import (
     WORK_PER_MEMBER,
     FluidState,
     PieceState,
     TrainingPace,
     num_rows,
 )
+from services.scheduler.core.fluid.members import member_addresses
+from services.scheduler.core.fluid.modes import has_loans
 from services.scheduler.core.state import AssignedFragment, Plan, State, WorkerState
 from services.scheduler.core.workers import FewerThan, HoldsNext, Workers
 from shared.messages.fluid import TrainPiece

@@ -15,6 +15,15 @@ version.
 
 from dataclasses import replace
 
+from services.scheduler.core.fluid.fluid_state import (
+    ATTEMPTS_PER_EPOCH,
+    ExchangeRound,
+    FluidState,
+    OrderedStep,
+    begin_round,
+    next_attempt,
+    next_update,
+)
 from services.scheduler.core.fluid.links import (
     MARGIN,
     bytes_to_exchange,
@@ -29,15 +38,6 @@ from services.scheduler.core.fluid.members import (
     updates_replace_version,
 )
 from services.scheduler.core.fluid.modes import has_loans
-from services.scheduler.core.fluid.state import (
-    ATTEMPTS_PER_EPOCH,
-    ExchangeRound,
-    FluidState,
-    OrderedStep,
-    begin_round,
-    next_attempt,
-    next_update,
-)
 from services.scheduler.core.fragments import fail_run
 from services.scheduler.core.state import Plan, State
 from shared.messages.fluid import (

@@ -6,9 +6,9 @@ from typing import Literal
 
 import pytest
 
-from services.scheduler.core.outlook import BatchForecast, outlook
 from services.scheduler.core.state import FragmentState, GroupState, Plan, Stage, State
 from services.scheduler.core.tag.estimates import Costs
+from services.scheduler.core.throughput import BatchForecast, outlook
 from services.scheduler.core.waiting import WaitingSamples, queues
 from services.scheduler.core.workers import AssignedFragment, Workers
 from services.scheduler.costs.floor import floor_seconds

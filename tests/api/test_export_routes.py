@@ -15,9 +15,9 @@ import pytest
 from fastapi.testclient import TestClient
 from safetensors.torch import load
 
-from digenrl.api import exported
+from digenrl.api import export_routes as export_module
 from digenrl.api.client import Client, Refused
-from digenrl.api.exported import AdapterLayout, Exports, Opened, export_routes
+from digenrl.api.export_routes import AdapterLayout, Exports, Opened, export_routes
 from digenrl.api.run_history import RunHistory
 from digenrl.commands.export import Layouts
 from digenrl.report.layouts import Layout
@@ -91,7 +91,7 @@ def test_what_cannot_be_exported_is_said_with_the_reason(
         shutil.rmtree(tmp_path / "objects" / folder)
     status, reason = refusal(1)
     assert status == 409 and "version 1" in reason
-    monkeypatch.setattr(exported, "MAX_WAITING_EXPORTS", -1)
+    monkeypatch.setattr(export_module, "MAX_WAITING_EXPORTS", -1)
     assert refusal(2)[0] == 503
 
 
@@ -114,7 +114,7 @@ def test_a_disk_without_room_is_an_answer(client: Client, monkeypatch: pytest.Mo
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Exports, "_export", written)
-    monkeypatch.setattr(exported, "_zipped", full)
+    monkeypatch.setattr(export_module, "_zipped", full)
     with pytest.raises(Refused, match="No space left on device") as found:
         client.export_version(2)
     assert found.value.status == 503

@@ -1,6 +1,6 @@
 """Each device is sent its first piece of work before anybody is sent a second one."""
 
-from services.scheduler.shell.waves import MAX_CONCURRENT_SENDS, message_bursts
+from services.scheduler.shell.message_bursts import MAX_CONCURRENT_SENDS, message_bursts
 from shared.messages.contracts import Command, GenerateFragment, SetDevice
 from tests import examples
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from services.scheduler.core.fluid import batch_std
 from services.scheduler.core.fluid.cutting import cut_to, whole_group
-from services.scheduler.core.fluid.state import (
+from services.scheduler.core.fluid.fluid_state import (
     ATTEMPTS_PER_EPOCH,
     FluidState,
     GroupPieces,

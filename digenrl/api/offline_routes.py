@@ -12,9 +12,9 @@ from fastapi import APIRouter, HTTPException, Path, Query
 
 from digenrl.api.live import LiveRun
 from digenrl.api.run_history import LOG_S, RunHistory
-from digenrl.reading.ended import load_at_end, run_at_end, tag_at_end
+from digenrl.reading.ended_runs import load_at_end, run_at_end, tag_at_end
 from services.scheduler.core.state import Phase
-from services.scheduler.shell import api_batches, api_letters, committed
+from services.scheduler.shell import api_batches, api_letters, committed_views
 from services.scheduler.shell.api_batches import VersionView
 from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView, TagView, WorkerView
@@ -73,7 +73,7 @@ async def _staleness(store: ObjectStore, run: str) -> tuple[int, str] | None:
 async def stored_versions(history: RunHistory, limit: int, before: int | None) -> list[VersionView]:
     """Return the newest versions below ``before``, the newest first."""
     await history.look()
-    found = [committed.version_view(each) for each in history.steps[:before][-limit:][::-1]]
+    found = [committed_views.version_view(each) for each in history.steps[:before][-limit:][::-1]]
     return await with_figures(history, found)
 
 
@@ -142,21 +142,21 @@ def _add_batches(router: APIRouter, history: RunHistory) -> None:
     async def batches(limit: Limit = 50, before: Before = None) -> list[api_batches.BatchView]:
         await history.look()
         trained = history.steps[1:][:before]  # batch k made version k + 1
-        return [committed.committed_batch(each) for each in trained[-limit:][::-1]]
+        return [committed_views.committed_batch(each) for each in trained[-limit:][::-1]]
 
     @router.get("/v1/batches/{batch}")
     async def batch(batch: Number) -> api_batches.BatchDetail:
-        found = await committed.committed_detail(store, name, batch)
+        found = await committed_views.committed_detail(store, name, batch)
         return _there(found, f"batch {batch} was not committed")
 
     @router.get("/v1/batches/{batch}/usage")
     async def usage(batch: Number) -> api_batches.UsageView:
-        found = await committed.stored_usage(store, name, batch)
+        found = await committed_views.stored_usage(store, name, batch)
         return _there(found, f"what devices did in batch {batch} is not known")
 
     @router.get("/v1/batches/{batch}/timeline")
     async def timeline(batch: Number) -> api_batches.TimelineView:
-        found = await committed.stored_timeline(store, name, batch)
+        found = await committed_views.stored_timeline(store, name, batch)
         return _there(found, f"what devices did in batch {batch} is not known")
 
 

@@ -15,8 +15,8 @@ from services.scheduler.core.device_queues import sample_seconds
 from services.scheduler.core.fluid.members import MEMBER
 from services.scheduler.core.sizing import situation
 from services.scheduler.core.state import Plan, State, WorkerState
-from services.scheduler.core.supply import fragment_size
 from services.scheduler.core.tag.forecast import forecast
+from services.scheduler.core.unissued import fragment_size
 from services.scheduler.costs.floor import Rates, least_seconds
 
 

@@ -44,7 +44,7 @@ log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class RoomWatch:
+class DiskWatch:
     store: ObjectStore
     index: VersionIndex
     run_name: str
