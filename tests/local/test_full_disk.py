@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from digenrl.local.brokers.embedded import plan_brokers
-from services.scheduler.shell import disk_watch, housekeeping
+from services.scheduler import limits
+from services.scheduler.shell import disk_watch
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.lease import Lease
 from shared.bus.bus import Bus
@@ -64,7 +65,7 @@ async def test_a_store_whose_disk_is_full_is_unavailable_and_leaves_nothing_behi
 async def test_a_nats_that_stores_nothing_is_an_alarm_until_it_is_started_with_room(
     small_disk: Path, redis_url: str, start: StartProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(housekeeping, "ALARM_DELAY_S", 2.0)
+    monkeypatch.setattr(limits, "NATS_ALARM_DELAY_S", 2.0)
     brokers = plan_brokers(small_disk, PASSWORD)
     nats = program(brokers, "nats")
     server = await asyncio.to_thread(start, nats)
@@ -97,9 +98,9 @@ async def test_a_nats_that_stores_nothing_is_an_alarm_until_it_is_started_with_r
 async def test_a_store_or_a_redis_without_room_is_an_alarm_until_there_is_some(
     small_disk: Path, nats_url: str, start: StartProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_watch, "ALARM_DELAY_S", 1.0)
+    monkeypatch.setattr(limits, "STORE_ALARM_DELAY_S", 1.0)
     monkeypatch.setattr(
-        disk_watch, "PROBE_INTERVAL_S", 0.02
+        limits, "PROBE_INTERVAL_S", 0.02
     )  # Redis has room left in its log's last page
     brokers = plan_brokers(small_disk, PASSWORD)
     redis = program(brokers, "valkey")

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from bench.cluster.hold import Held
 from bench.runner.figures import Use
-from services.scheduler.shell.run_alarms import IDLE_S
+from services.scheduler import limits
 from shared.run.log import Log
 from shared.run.log_entries import Alarm, PhaseChange
 from tests.world.draws import RUN
@@ -77,17 +77,17 @@ class Liveness:
         if self._at_work or world.num_commits != self._versions:
             self._versions, self._since = world.num_commits, world.loop.now
         idle = world.loop.now - self._since
-        if not self._versions or idle < IDLE_S:
+        if not self._versions or idle < limits.MAX_IDLE_S:
             return
         if await self.is_said():  # an alarm ends for a moment when devices try again
-            self._since = world.loop.now - IDLE_S
-        elif idle >= IDLE_S + LATE_S:
+            self._since = world.loop.now - limits.MAX_IDLE_S
+        elif idle >= limits.MAX_IDLE_S + LATE_S:
             self._since = world.loop.now
             self.violations.append(f"no device has worked for {idle:.0f} s, and no alarm says why")
 
     async def says_soon(self, reason: str = "") -> bool:
         """Whether what `is_said` asks is so, or becomes so."""
-        for _ in range(int(IDLE_S + LATE_S)):
+        for _ in range(int(limits.MAX_IDLE_S + LATE_S)):
             if await self.is_said(reason):
                 return True
             await asyncio.sleep(1.0)

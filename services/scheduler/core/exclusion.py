@@ -14,22 +14,12 @@ belief would return fragments without end.
 
 from dataclasses import replace
 
+from services.scheduler import limits
 from services.scheduler.core import fragments
 from services.scheduler.core.state import Plan, State, WorkerState
 from services.scheduler.core.tag.estimates import Estimate
 from services.scheduler.core.workers import GENERATES
 from shared.messages.contracts import FragmentReleased, WorkerRequest
-
-TIMES_LEARNED = 10
-"""Factor over its usual time that a device may take."""
-MIN_DEADLINE_S = 120.0
-"""The earliest deadline: a store may be slow, and a first call may compile."""
-FIRST_DEADLINE_S = 1800.0
-"""Deadline for a device that has not finished anything yet."""
-STALL_S = 5.0
-"""After this long without a tick, the scheduler itself or the broker stood still."""
-ALL_RETURN_S = 60.0
-"""The run fails after all devices have returned everything for this long."""
 
 
 def fragment_deadline(plan: Plan, state: State, worker: WorkerState, num_samples: int) -> float:
@@ -47,8 +37,8 @@ def _deadline(plan: Plan, known: Estimate | None, times: int) -> float:
     if plan.schedule.slot_deadline_s != "auto":
         return plan.schedule.slot_deadline_s
     if known is None or known.value is None:
-        return FIRST_DEADLINE_S
-    return max(MIN_DEADLINE_S, TIMES_LEARNED * times * known.value)
+        return limits.FIRST_DEADLINE_S
+    return max(limits.MIN_DEADLINE_S, limits.DEADLINE_FACTOR * times * known.value)
 
 
 def exclude_late_devices(plan: Plan, state: State, _event: object, now: float) -> State:
@@ -56,7 +46,7 @@ def exclude_late_devices(plan: Plan, state: State, _event: object, now: float) -
     if state.recovering:
         return state
     gap, state = now - state.ticked_at, replace(state, ticked_at=now)
-    if gap > STALL_S:
+    if gap > limits.STALL_S:
         return _restart_clocks(state, now)
     drains = [state.workers[a] for a in sorted(state.workers) if _drains(state.workers[a])]
     for worker in [*state.rollout, *drains] if state.draining else state.rollout:
@@ -145,14 +135,14 @@ def extend_deadlines(plan: Plan, state: State, address: str, now: float) -> Stat
     if worker is None or not worker.assigned:
         return state
     since, last = worker.loading
-    since = now if now - last > STALL_S else since
+    since = now if now - last > limits.STALL_S else since
     clock_from = worker.clock_from if now - since > _loading_limit(plan) else now
     return state.with_worker(replace(worker, clock_from=clock_from, loading=(since, now)))
 
 
 def _loading_limit(plan: Plan) -> float:
     deadline = plan.schedule.slot_deadline_s
-    return FIRST_DEADLINE_S if deadline == "auto" else TIMES_LEARNED * deadline
+    return limits.FIRST_DEADLINE_S if deadline == "auto" else limits.DEADLINE_FACTOR * deadline
 
 
 def count_return(plan: Plan, state: State, event: FragmentReleased, now: float) -> State:
@@ -193,7 +183,7 @@ def _fail_if_all_return(state: State, now: float) -> State:
     if state.phase != "running" or state.rollout:
         return state
     refusing = [worker for worker in state.workers.values() if worker.excluded == "returns"]
-    if not refusing or min(now - worker.clock_from for worker in refusing) < ALL_RETURN_S:
+    if not refusing or min(now - worker.clock_from for worker in refusing) < limits.ALL_RETURN_S:
         return state
     names = ", ".join(sorted(worker.name for worker in refusing)[:3])
     assert state.policy is not None

@@ -5,6 +5,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
+from services.scheduler import limits
 from services.scheduler.core.fluid.events import MemberReported
 from shared.messages.contracts import (
     Event,
@@ -15,10 +16,6 @@ from shared.messages.contracts import (
 )
 from shared.messages.fluid import FluidCommand, PieceTrained, Stepped, SumHeld
 from shared.messages.workers import DeviceMode
-
-MAX_REPORTS_AT_ONCE = 32
-"""Reports that are applied at a time: with 4,096 devices in some 10 ms, so that others have a turn
-soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +102,7 @@ def take_together(*waiting: deque[MachineInput]) -> list[MachineInput]:
     reports, or one other input; empty if all queues are empty."""
     found = list[MachineInput]()
     for queue in waiting:
-        while queue and len(found) < MAX_REPORTS_AT_ONCE and isinstance(queue[0], BATCHED_REPORTS):
+        while queue and len(found) < limits.MAX_REPORTS and isinstance(queue[0], BATCHED_REPORTS):
             found.append(queue.popleft())
         if queue and not found:
             return [queue.popleft()]

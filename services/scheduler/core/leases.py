@@ -10,12 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-LEASE_S = 5.0
-"""Length of a worker's lease: one that has not reported for this long has left."""
-NAME_TAKEOVER_S = 2.5
-"""After this long, when two statuses are missing, a worker of the same name takes its place."""
-DUPLICATE_NAME_S = 1.5
-"""A worker heard this long after another worker of its name has begun is alive alongside it."""
+from services.scheduler import limits
 
 LeaseDecision = Literal["known", "joined", "waits", "refused"]
 
@@ -51,7 +46,7 @@ class Leases:
         now -= self._stood_still
         if address not in self._held:
             holder = self._by_name.get(name)
-            if holder is not None and now - self._held[holder].at < NAME_TAKEOVER_S:
+            if holder is not None and now - self._held[holder].at < limits.NAME_TAKEOVER_S:
                 return self._hear_another(address, name, self._held[holder], now)
             self.let_go(holder)
             self._by_name[name] = address
@@ -63,7 +58,7 @@ class Leases:
 
     def _hear_another(self, address: str, name: str, holder: Lease, now: float) -> LeaseDecision:
         first = self._others.setdefault(address, Lease(name, now))
-        return "refused" if holder.at - first.at > DUPLICATE_NAME_S else "waits"
+        return "refused" if holder.at - first.at > limits.DUPLICATE_NAME_S else "waits"
 
     def let_go(self, address: str | None) -> None:
         """Drop a worker that has left, or whose name another has taken."""
@@ -73,7 +68,7 @@ class Leases:
 
     def end(self, now: float) -> list[str]:
         """Drop the workers whose lease has ended, and return their addresses."""
-        limit = now - self._stood_still - LEASE_S
+        limit = now - self._stood_still - limits.LEASE_S
         ended = [address for address, lease in self._held.items() if lease.at < limit]
         ended += [address for address, at in self._expected.items() if at < limit]
         for address in ended:

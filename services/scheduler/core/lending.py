@@ -11,21 +11,14 @@ late or out of order.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from services.scheduler import limits
 from services.scheduler.core.device_queues import DeviceQueues, forecast_queue, sample_seconds
 from services.scheduler.core.fluid.fluid_state import FluidState
 from services.scheduler.core.fluid.members import updates_replace_version
 from services.scheduler.core.fluid.pieces import trainable
 from services.scheduler.core.fragments import give_back_all
 from services.scheduler.core.inputs import DeviceReported
-from services.scheduler.core.state import (
-    MAX_KEPT_DECISIONS,
-    BatchState,
-    Plan,
-    State,
-    TagRecord,
-    TagState,
-    WorkerState,
-)
+from services.scheduler.core.state import BatchState, Plan, State, TagRecord, TagState, WorkerState
 from services.scheduler.core.tag.controller import Controller, decide, observe
 from services.scheduler.core.tag.fluid import generated_share
 from services.scheduler.core.tag.makespan import TagInputs
@@ -69,7 +62,7 @@ def open_loans(plan: Plan, state: State, now: float) -> State:
         tag,
         controller=controller,
         samples_left=decision.groups * plan.group_size,
-        history=(*tag.history, record)[-MAX_KEPT_DECISIONS:],
+        history=(*tag.history, record)[-limits.MAX_KEPT_DECISIONS :],
     )
     return replace(state, tag=tag)
 

@@ -24,8 +24,6 @@ from shared.recipe.schedule import RunSchedule
 Phase = Literal["waiting", "running", "paused", "stopped", "finished", "failed"]
 """waiting: for version 0. finished: every batch is committed. failed: see `State.failure`."""
 
-MAX_KEPT_DECISIONS = 64
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, TypeVar
 
 from fastapi import APIRouter, FastAPI, HTTPException, Path, Query
 
+from services.scheduler import limits
 from services.scheduler.shell import api_batches, views
 from services.scheduler.shell import api_models as models
 from services.scheduler.shell.api_load import LoadView
@@ -26,8 +27,6 @@ Number = Annotated[int, Path(ge=0, lt=2**31, description="number of the batch")]
 WorkerName = Annotated[
     str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="name of the worker")
 ]
-PUBLISH_S = 4.0
-"""Longest time in which a request is to be stored."""
 DESCRIPTION = """Shows where a run is and what its workers do, and takes requests to it.
 
 Requests send a token, `Authorization: Bearer ...` (docs/security.md): one of a viewer reads, one of
@@ -54,7 +53,7 @@ def create_app(scheduler: Scheduler, access: Access | None = None) -> FastAPI:
     add_docs(app)
     for router in (
         _run(scheduler), _batches(scheduler), _workers(scheduler), _tag(scheduler),
-        _actions(scheduler), dead_letters(scheduler, PUBLISH_S),
+        _actions(scheduler), dead_letters(scheduler, limits.PUBLISH_TIMEOUT_S),
     ):  # fmt: skip
         app.include_router(router)
     check_routes(app)
@@ -213,7 +212,7 @@ async def _publish(
     """Store a request; the response reports if NATS does not store it in time, since it may be
     stored later."""
     try:
-        async with asyncio.timeout(PUBLISH_S):
+        async with asyncio.timeout(limits.PUBLISH_TIMEOUT_S):
             await scheduler.bus.publish(request)
     except TimeoutError:
         reason = "NATS stores nothing" if scheduler.health.ready else scheduler.health.reason

@@ -11,6 +11,7 @@ from typing import Literal
 
 import structlog
 
+from services.scheduler import limits
 from services.scheduler.core.device_fragments import busy_addresses
 from services.scheduler.core.exclusion import newly_excluded
 from services.scheduler.core.inputs import MachineInput, RecoveryDone
@@ -70,13 +71,6 @@ from shared.run.versions import Version, VersionIndex
 from shared.store import ObjectStore
 from shared.telemetry import ANNOUNCEMENTS_REFUSED, FRAGMENTS
 
-USAGE_CHECK_S = 6e-5
-"""Seconds between two looks at what devices do, per worker: so looking takes a few percent of the
-time (at 2,048 some 5 ms every .12 s), and of few workers none is missed."""
-MAX_READING_S = 0.05
-"""Seconds of reading what is stored after which others have a turn."""
-MAX_KEPT_COMMITS = 11
-"""Number of commit times kept: the pace is the pace of the newest ten steps."""
 CATCH_UP_EVENTS = (PolicyPublished, OperatorRequest, RecoveryDone, Stepped)
 """Events that may give every device something to do, or are about all that the run has done. They
 are handled in a thread, while statuses are heard."""
@@ -274,7 +268,7 @@ class Scheduler:
         """Apply what is stored in a stream, after a restart."""
         began = time.monotonic()
         for received in messages:
-            if time.monotonic() > began + MAX_READING_S:
+            if time.monotonic() > began + limits.MAX_READING_S:
                 await asyncio.sleep(0)  # statuses and probes are answered meanwhile
                 began = time.monotonic()
             message = received.message
@@ -329,7 +323,11 @@ class Scheduler:
     def _meter(self, now: float, *, is_exact: bool) -> None:
         """Add up what devices do; of many, not at every event."""
         since = self.meter.since
-        if is_exact or since is None or now - since >= USAGE_CHECK_S * len(self.state.workers):
+        if (
+            is_exact
+            or since is None
+            or now - since >= limits.USAGE_CHECK_S * len(self.state.workers)
+        ):
             self.meter.advance(now, uses(self.plan, self.state))
 
     async def _confirm(self) -> None:
@@ -360,7 +358,7 @@ class Scheduler:
 
     async def _extend(self, stored: StoredRecord, event: PolicyPublished) -> None:
         record, step = stored.record, self.chain.add(stored)
-        self.committed_at = [*self.committed_at, time.monotonic()][-MAX_KEPT_COMMITS:]
+        self.committed_at = [*self.committed_at, time.monotonic()][-limits.MAX_KEPT_COMMITS :]
         self._publish_lag.publish(record.policy, time.monotonic() - event.seconds)
         await self._apply(event)
         # Indexed after the batch is opened: devices wait for that, and can find the record.

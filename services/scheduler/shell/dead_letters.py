@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import structlog
 
+from services.scheduler import limits
 from services.scheduler.core.inputs import MachineInput
 from services.scheduler.core.state import State
 from services.scheduler.shell.housekeeping import retry
@@ -48,10 +49,6 @@ DELIVERY_COUNT = re.compile(r"[0-9]{1,9}\Z", re.ASCII)
 SEQUENCE = re.compile(r"[1-9][0-9]{0,17}\Z", re.ASCII)
 MAX_DELIVERIES_REASON = "it was delivered several times and never finished"
 UNDECODABLE_REASON = "its message cannot be decoded, or is of another kind"
-MAX_REASON = 4000
-MAX_SUBJECT = 300
-MAX_DATA = 64 * 1024
-"""Bytes of a message that a letter has."""
 
 log = structlog.get_logger()
 
@@ -140,8 +137,8 @@ class DeadLetters:
     def _keep(self, found: Found) -> None:
         letter = DeadLetter(
             digest=found.digest, kind=found.kind, stream=found.stream, subject=found.subject,
-            reason=found.reason[:MAX_REASON], work=found.work,
-            data=base64.b64encode(found.data[:MAX_DATA]).decode(),
+            reason=found.reason[:limits.MAX_REASON], work=found.work,
+            data=base64.b64encode(found.data[:limits.MAX_LETTER_BYTES]).decode(),
         )  # fmt: skip
         self._log.put(letter)
 
@@ -179,7 +176,9 @@ async def letter_of(bus: Bus, received: ReceivedMessage) -> Found | None:
     subject, data = await retry(partial(bus.stored_message, stream, int(sequence)))
     work = work_of(subject)
     if kind == "unreadable":
-        subject = subject or str((received.headers or {}).get("dg-subject", ""))[:MAX_SUBJECT]
+        subject = (
+            subject or str((received.headers or {}).get("dg-subject", ""))[: limits.MAX_SUBJECT]
+        )
         data = received.data
     elif not subject.startswith(f"dg.{bus.run}."):
         return None  # of another run, or forgotten with its batch
@@ -194,7 +193,7 @@ def _unscored(received: ReceivedMessage) -> Found | None:
         return None
     batch, group, first, attempt = map(int, numbers)
     work = Work(batch=batch, group=group, first_sample=first, attempt=attempt)
-    return Found("unscored", DLQ.name, subject[:MAX_SUBJECT], reason, received.data, work)
+    return Found("unscored", DLQ.name, subject[: limits.MAX_SUBJECT], reason, received.data, work)
 
 
 def work_of(subject: str) -> Work | None:

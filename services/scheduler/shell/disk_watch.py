@@ -13,18 +13,11 @@ from dataclasses import dataclass, field
 import structlog
 from redis.exceptions import RedisError
 
+from services.scheduler import limits
 from shared.errors import Unavailable
 from shared.run.layout import room_key
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
-
-PROBE_INTERVAL_S = 3.0
-"""Seconds between two attempts."""
-ALARM_DELAY_S = 6.0
-"""Time without anything taken after which there is an alarm."""
-PROBE_TIMEOUT_S = ALARM_DELAY_S + 0.1
-"""Longest time of an attempt. Clocks of event loops run out a little early: an attempt that timed
-out has then always taken long enough for an alarm."""
 
 STORE, REDIS = "store_takes_nothing", "redis_takes_nothing"
 REMEDIES = {
@@ -74,10 +67,11 @@ class DiskWatch:
             elif failing_since is None:
                 failing_since = began
             is_silent = (
-                failing_since is not None and time.monotonic() - failing_since >= ALARM_DELAY_S
+                failing_since is not None
+                and time.monotonic() - failing_since >= limits.STORE_ALARM_DELAY_S
             )
             self._say(what, REMEDIES[what].format(error) if is_silent else "")
-            await asyncio.sleep(PROBE_INTERVAL_S)
+            await asyncio.sleep(limits.PROBE_INTERVAL_S)
 
     def _say(self, what: str, reason: str) -> None:
         if reason and not self.reasons[what]:
@@ -88,10 +82,10 @@ class DiskWatch:
 async def _failure(attempt: Callable[[], Awaitable[None]]) -> str:
     """Return why nothing was taken; empty if something was."""
     try:
-        async with asyncio.timeout(PROBE_TIMEOUT_S):
+        async with asyncio.timeout(limits.PROBE_TIMEOUT_S):
             await attempt()
     except TimeoutError:
-        return f"no answer for {ALARM_DELAY_S:.0f} s"
+        return f"no answer for {limits.STORE_ALARM_DELAY_S:.0f} s"
     except (Unavailable, RedisError, OSError) as error:
         return str(error)[:500]
     return ""

@@ -9,15 +9,11 @@ import asyncio
 import gc
 from collections.abc import Callable
 
+from services.scheduler import limits
+
 YOUNG_THRESHOLD, OLDER_THRESHOLD = 10_000, 4
 """New objects after which young ones are looked at, and after how many such looks older ones."""
 UNREACHABLE_COUNT = 1_000_000
-COLLECT_S = 600.0
-"""Seconds between two full collections."""
-IDLE_CHECK_S = 0.2
-"""Seconds between two looks whether it is a good time for one."""
-MAX_IDLE_CHECKS = 3000
-"""Looks after which there is one at any time."""
 
 
 def settle_heap() -> None:
@@ -34,9 +30,9 @@ def settle_heap() -> None:
 async def gc_when_idle(is_calm: Callable[[], bool]) -> None:
     """Collect all garbage periodically, when no input waits."""
     while True:
-        await asyncio.sleep(COLLECT_S)
-        for _ in range(MAX_IDLE_CHECKS):
+        await asyncio.sleep(limits.COLLECT_S)
+        for _ in range(limits.MAX_IDLE_CHECKS):
             if is_calm():
                 break
-            await asyncio.sleep(IDLE_CHECK_S)
+            await asyncio.sleep(limits.IDLE_CHECK_S)
         gc.collect()

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import structlog
 
+from services.scheduler import limits
 from services.scheduler.core.inputs import GoalReached
-from services.scheduler.shell.housekeeping import VERSION_CHECK_S, retry
+from services.scheduler.shell.housekeeping import retry
 from shared.recipe.recipe import Recipe
 from shared.run.evaluations import GoldFigures, reached
 from shared.run.retention import retention_from
@@ -45,7 +46,7 @@ class Goal:
     async def watch(self, tell: Callable[[GoalReached], None]) -> None:
         """Poll until the goal is reached, and report it once."""
         while True:
-            await asyncio.sleep(VERSION_CHECK_S)
+            await asyncio.sleep(limits.VERSION_CHECK_S)
             found = await self.look()
             if found is not None:
                 tell(found)

@@ -12,6 +12,7 @@ from typing import TypeVar
 import structlog
 from redis.exceptions import RedisError
 
+from services.scheduler import limits
 from shared.bus.bus import Bus
 from shared.bus.streams import StreamState
 from shared.errors import DigenRLError, IntegrityError, Unavailable
@@ -42,24 +43,10 @@ from shared.run.retention import (
 from shared.store import ObjectStore
 from shared.telemetry import ALARM, NATS_STORES_NOTHING
 
-RETRY_S = 0.5
-WATCH_S = 1.0
-"""Seconds between two looks at the streams."""
-NEARLY_FULL = 0.9
-ALARM_DELAY_S = 6.0
-"""Time without anything stored after which NATS has an alarm, although it answers."""
 STORES_NOTHING = (
     f"{NATS_STORES_NOTHING}, as when its disk was full: make room on the disk of its store_dir, "
     "then restart it (digenrl up does so; systemctl restart nats; docker compose restart nats)"
 )
-CLEANUP_DELAY_S = 1.0
-"""Seconds of delay after a commit, in which devices wait for the next batch's first fragments."""
-INTERRUPTED_WRITE_AGE_S = 3600.0
-"""Age from which the remains of an interrupted write are deleted."""
-COPIES_CHECKED = 32
-"""Newest records of which a copy is looked for at the start."""
-VERSION_CHECK_S = 5.0
-"""Seconds between two looks at old versions."""
 
 T = TypeVar("T")
 
@@ -73,7 +60,7 @@ async def retry(work: Callable[[], Awaitable[T]]) -> T:
             return await work()
         except (Unavailable, RedisError, OSError) as error:
             log.warning("retrying", error=repr(error))
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(limits.RETRY_S)
 
 
 class StreamsLost(DigenRLError):
@@ -129,7 +116,7 @@ class StreamWatch:
         """
         looked = answers_since = time.monotonic()
         while True:
-            await asyncio.sleep(WATCH_S)
+            await asyncio.sleep(limits.STREAM_CHECK_S)
             try:
                 now = await self.bus.stream_states()
             except Unavailable as error:
@@ -137,7 +124,7 @@ class StreamWatch:
                 answers_since = time.monotonic()
                 continue
             looked, before_that = time.monotonic(), looked
-            if looked - before_that > 3 * WATCH_S:  # it did not answer, or this process stood still
+            if looked - before_that > 3 * limits.STREAM_CHECK_S:  # no answer, or this stood still
                 answers_since = looked
             lost = [n for n, state in before.items() if state is None or state.is_lost_in(now[n])]
             if lost:
@@ -148,10 +135,12 @@ class StreamWatch:
     def _look_for_room(self, states: Mapping[str, StreamState | None], answers_for: float) -> None:
         """Report streams without space; ``answers_for``: seconds for which NATS has answered."""
         slots = ((stream.name, states[stream.name]) for stream in subjects.STREAMS if stream.slots)
-        full = {name for name, state in slots if state is not None and state.filled > NEARLY_FULL}
+        full = {
+            name for name, state in slots if state is not None and state.filled > limits.MAX_FILLED
+        }
         full.update(self.bus.full.values())
         unstored = min(max(self.seconds_unstored(), self.bus.seconds_unstored), answers_for)
-        stores = unstored < ALARM_DELAY_S
+        stores = unstored < limits.NATS_ALARM_DELAY_S
         refused = self.refused()
         alarms = {
             "nats_stores_nothing": "" if stores else STORES_NOTHING,
@@ -199,7 +188,9 @@ class BatchCleanup:
         if version > KEPT_BATCHES:
             old = version - 1 - KEPT_BATCHES
             later = asyncio.get_running_loop().call_later
-            later(CLEANUP_DELAY_S, self._queue.put_nowait, (old, oldest_needed_batch(record)))
+            later(
+                limits.CLEANUP_DELAY_S, self._queue.put_nowait, (old, oldest_needed_batch(record))
+            )
 
     def make_room(self, newest: int) -> None:
         """Forget the messages of every committed batch, since streams are nearly full."""
@@ -243,7 +234,9 @@ class BatchCleanup:
 
     async def _sweep(self) -> None:
         found = await self._store.unfinished(self._bus.run)
-        old = [each for each in found if each.modified < time.time() - INTERRUPTED_WRITE_AGE_S]
+        old = [
+            each for each in found if each.modified < time.time() - limits.INTERRUPTED_WRITE_AGE_S
+        ]
         if old:
             await self._store.delete_unfinished(old)
             log.info("unfinished_writes_deleted", objects=len(old))
@@ -276,7 +269,7 @@ class ChainUpkeep:
     async def copy_records(self) -> None:
         """Copy records without end; first the records of the newest versions, which a dead
         scheduler may not have copied."""
-        for each in [*self.chain().recent][-COPIES_CHECKED:]:
+        for each in [*self.chain().recent][-limits.MAX_CHECKED_COPIES :]:
             self._uncopied.put_nowait(each)
         while True:
             each = await self._uncopied.get()
@@ -306,7 +299,7 @@ class VersionCleanup:
     async def look_for_ever(self) -> None:
         seen = -1
         while True:
-            await asyncio.sleep(VERSION_CHECK_S)
+            await asyncio.sleep(limits.VERSION_CHECK_S)
             newest = max((each.policy.version for each in self.chain()), default=-1)
             if newest != seen:
                 seen = newest

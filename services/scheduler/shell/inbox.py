@@ -4,12 +4,11 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from services.scheduler import limits
 from services.scheduler.core.inputs import MachineInput, Tick, take_together
 from shared.bus.bus import Bus
 from shared.messages.contracts import Event, FragmentScored
 from shared.messages.subjects import FLUID, Stream, fluid_events
-
-TICK_S = 1.0
 
 
 class Inbox:
@@ -57,5 +56,5 @@ async def follow(
 
 async def tick(inbox: Inbox) -> None:
     while True:
-        await asyncio.sleep(TICK_S)
+        await asyncio.sleep(limits.TICK_S)
         inbox.put(Tick())

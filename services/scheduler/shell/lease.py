@@ -1,9 +1,9 @@
 """The lease of a run's schedulers: one commands, the others stand by.
 
-The lease is an entry of a register (`shared.bus.register`) that leaves it after `TTL_S`. Its holder
-renews it once a second in the loop in which it also works, so that a loop that hangs loses it. A
-scheduler that cannot reach the broker retries, and continues if no other scheduler took the lease:
-then its next entry follows its last one. A scheduler that ends releases the lease; if the holder's
+The lease is an entry of a register (`shared.bus.register`) that leaves it after `LEASE_TTL_S`. Its
+holder renews it once a second in the loop in which it also works, so that a loop that hangs loses
+it. A scheduler that cannot reach the broker retries, and continues if no other took the lease: its
+next entry follows its last one. A scheduler that ends releases the lease; if the holder's
 process on the same host is gone, others do not wait for the entry to expire.
 
 A scheduler that takes the lease begins a new epoch (`shared.messages.epochs`). The epoch voids the
@@ -23,8 +23,9 @@ from urllib.parse import urlsplit
 import structlog
 from pydantic import ValidationError
 
+from services.scheduler import limits
 from services.scheduler.shell.disk_watch import REMEDIES, STORE
-from services.scheduler.shell.housekeeping import ALARM_DELAY_S, STORES_NOTHING, retry
+from services.scheduler.shell.housekeeping import STORES_NOTHING, retry
 from shared.bus.bus import Bus
 from shared.bus.register import Register, RegisterEntry
 from shared.errors import LeaseLost, Unavailable
@@ -35,22 +36,7 @@ from shared.run.epochs import claim_epoch, newest_epoch
 from shared.store import ObjectStore
 from shared.telemetry import ALARM, LEADER, LEASE_EPOCH
 
-TTL_S = 3.0
-RENEW_S = 1.0
-RENEWED_WITHIN_S = 2.5
-"""Time after the last renewal in which commands are sent: shorter than the lease."""
-LEASE_RETRY_S = 0.2
-"""Seconds between two attempts to take the lease, or to renew one when the broker is silent."""
-ABANDONED_S = 5.0
-"""An entry that was not renewed for this long has no holder, though it has not left the register:
-the broker's clock may have been set back."""
-HOLDER_HEAD_START_S = 1.5
-"""After an outage of the broker, others wait this long: the holder may continue."""
-
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-ENTRY_BYTES = 2048
-"""Size of an entry, filled up with spaces. On a full disk the last page of a file takes what is
-small for a while: with this size two renewals at most are taken, and the alarm is not late."""
 
 log = structlog.get_logger()
 
@@ -139,7 +125,9 @@ class Lease:
     _mine: LeaseRecord = field(init=False)
 
     def __post_init__(self) -> None:
-        self._register = Register(self.bus.jetstream, f"DG_LEASE_{self.bus.run}", TTL_S)
+        self._register = Register(
+            self.bus.jetstream, f"DG_LEASE_{self.bus.run}", limits.LEASE_TTL_S
+        )
         name = f"scheduler-{uuid.uuid4().hex[:12]}"
         self._mine = LeaseRecord(scheduler=name, url=self.url, process=ProcessRecord.this())
 
@@ -168,19 +156,19 @@ class Lease:
         """
         while True:
             renewed = await self._renew()
-            await asyncio.sleep(RENEW_S if renewed else LEASE_RETRY_S)
+            await asyncio.sleep(limits.LEASE_RENEW_S if renewed else limits.LEASE_RETRY_S)
 
     async def confirm(self) -> None:
         """Return once it is certain, by this process's clock, that no other scheduler has the
         lease."""
-        while self.clock() - self._renewed_at > RENEWED_WITHIN_S:
+        while self.clock() - self._renewed_at > limits.RENEWED_WITHIN_S:
             self._renewed.clear()
             await self._renewed.wait()
 
     @property
     def seconds_unrenewed(self) -> float:
         """Seconds by which the newest renewal is late."""
-        return max(0.0, self.clock() - self._renewed_at - RENEW_S)
+        return max(0.0, self.clock() - self._renewed_at - limits.LEASE_RENEW_S)
 
     async def _take(self) -> None:
         """Take the lease as soon as it is free, and begin an epoch."""
@@ -192,11 +180,11 @@ class Lease:
                 revision = await self._ask() if began >= ask_from else None
             except Unavailable as error:
                 self._stand_by(STORES_NOTHING if self._stores_nothing else f"standby: {error}")
-                ask_from, revision = self.clock() + HOLDER_HEAD_START_S, None
+                ask_from, revision = self.clock() + limits.HOLDER_HEAD_START_S, None
                 self._last_seen = (0, 0.0)
             if revision is not None and await self._begin(revision, began):
                 return
-            await asyncio.sleep(LEASE_RETRY_S)
+            await asyncio.sleep(limits.LEASE_RETRY_S)
 
     async def _ask(self) -> int | None:
         """Return the number of this scheduler's entry if the lease was free."""
@@ -218,7 +206,7 @@ class Lease:
         if entry.revision != revision:
             since = self.clock()
         self._last_seen = entry.revision, since
-        is_unrenewed = self.clock() - since > ABANDONED_S
+        is_unrenewed = self.clock() - since > limits.ABANDONED_S
         return is_unrenewed or _is_free(known)
 
     @property
@@ -226,7 +214,7 @@ class Lease:
         """Whether the broker responds and stores nothing for so long that an operator has to act:
         no commanding scheduler exists that could report it."""
         since = self._unwritten_since
-        full = since is not None and self.clock() - since > ALARM_DELAY_S
+        full = since is not None and self.clock() - since > limits.NATS_ALARM_DELAY_S
         ALARM.labels(what="nats_stores_nothing").set(full)
         return full
 
@@ -235,7 +223,7 @@ class Lease:
         epoch = await self._new_epoch(revision)
         self._held, self._renewed_at = HeldLease(epoch, revision), began
         if (
-            self.clock() - began > RENEWED_WITHIN_S
+            self.clock() - began > limits.RENEWED_WITHIN_S
         ):  # it took long: somebody else may have the lease
             try:
                 await self._renew()
@@ -276,10 +264,12 @@ class Lease:
         claiming = asyncio.create_task(retry(lambda: claim_epoch(store, run, revision, name)))
         alarm = ALARM.labels(what=STORE)
         try:
-            await asyncio.wait({claiming}, timeout=ALARM_DELAY_S)
+            await asyncio.wait({claiming}, timeout=limits.NATS_ALARM_DELAY_S)
             if not claiming.done():
                 alarm.set(1)
-                self._stand_by(REMEDIES[STORE].format(f"no new epoch for {ALARM_DELAY_S:.0f} s"))
+                self._stand_by(
+                    REMEDIES[STORE].format(f"no new epoch for {limits.NATS_ALARM_DELAY_S:.0f} s")
+                )
             return await claiming
         finally:
             alarm.set(0)
@@ -314,7 +304,7 @@ class Lease:
 
     async def _write(self, *, on: int) -> int | None:
         data = self._mine.model_dump_json().encode()
-        return await self._register.write(data.ljust(ENTRY_BYTES), on=on)
+        return await self._register.write(data.ljust(limits.LEASE_ENTRY_BYTES), on=on)
 
     async def _release(self) -> None:
         held, self._held = self._held, None

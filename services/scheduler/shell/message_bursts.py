@@ -2,11 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+from services.scheduler import limits
 from shared.messages.contracts import Command, GenerateFragment
 from shared.messages.fluid import TrainPiece
-
-MAX_CONCURRENT_SENDS = 16
-"""Commands sent concurrently; statuses are heard in between."""
 
 
 def message_bursts(commands: Sequence[Command]) -> Iterator[list[Command]]:
@@ -24,5 +22,5 @@ def message_bursts(commands: Sequence[Command]) -> Iterator[list[Command]]:
         else:
             first.append(command)
     for part in (first, waiting):
-        for begin in range(0, len(part), MAX_CONCURRENT_SENDS):
-            yield part[begin : begin + MAX_CONCURRENT_SENDS]
+        for begin in range(0, len(part), limits.MAX_CONCURRENT_SENDS):
+            yield part[begin : begin + limits.MAX_CONCURRENT_SENDS]

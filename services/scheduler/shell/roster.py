@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from services.scheduler import limits
 from services.scheduler.core.fluid.events import MemberReported
 from services.scheduler.core.inputs import (
     DeviceReported,
@@ -16,7 +17,7 @@ from services.scheduler.core.inputs import (
     WorkerJoined,
     WorkerLeft,
 )
-from services.scheduler.core.leases import LEASE_S, Leases
+from services.scheduler.core.leases import Leases
 from services.scheduler.core.state import State, WorkerState
 from services.scheduler.core.usage import UsageMeter
 from services.scheduler.core.workers import GENERATES
@@ -24,8 +25,6 @@ from shared.bus.bus import Bus
 from shared.messages.workers import Activity, Transferred, WorkerRefused, WorkerStatus
 from shared.release import refusal
 from shared.run.usage import DeviceUse
-
-WATCH_S = 0.5
 
 ACTIVITY_USES: dict[Activity, DeviceUse] = {
     "loading_weights": "waiting_for_weights",
@@ -143,16 +142,18 @@ class Roster:
         """End leases without end; time in which this process itself was busy does not count."""
         before = time.monotonic()
         while True:
-            await asyncio.sleep(WATCH_S)
+            await asyncio.sleep(limits.ROSTER_CHECK_S)
             now, waiting = time.monotonic(), self.num_waiting()
             # While statuses wait to be recorded, nobody is silent.
-            self.leases.prolong(max(0.0, now - before - (0.0 if waiting else WATCH_S)))
+            self.leases.prolong(
+                max(0.0, now - before - (0.0 if waiting else limits.ROSTER_CHECK_S))
+            )
             before = now
             for address in self.leases.end(now):
                 self.seen.pop(address, None)
                 self._put(WorkerLeft(address))
                 log.warning("worker_left", address=address)
-            for address in [a for a, seen in self.seen.items() if seen.at < now - LEASE_S]:
+            for address in [a for a, seen in self.seen.items() if seen.at < now - limits.LEASE_S]:
                 if self.seen[address].refused:
                     del self.seen[address]
 

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from services.scheduler import limits
 from services.scheduler.core.state import Plan, State
 from services.scheduler.core.waiting import is_exchange_late, standstill
 from shared.learning.metrics import nothing_trained
@@ -12,10 +13,6 @@ from shared.run.log_entries import NO_DEVICE_WORKS
 
 IDLE_ACTIVITIES = "waiting_for", "refused", "stopping"
 """Beginnings of the activities in which a device does not work."""
-IDLE_S = 10.0
-"""Time without work on any device after which an open batch has an alarm."""
-ALARM_STEPS = 20
-"""Newest steps among which one that has trained nothing has an alarm."""
 
 
 @dataclass(slots=True)
@@ -33,7 +30,7 @@ class RunAlarms:
         steps: Collection[CommitSummary], now: float,
     ) -> Mapping[str, str]:  # fmt: skip
         """Return the reasons as of now."""
-        newest = [(each.version, each.metrics) for each in steps][-ALARM_STEPS:]
+        newest = [(each.version, each.metrics) for each in steps][-limits.ALARM_STEPS :]
         is_open = state.phase == "running" and state.batch is not None and not state.recovering
         idle_in = (
             (*IDLE_ACTIVITIES, "committing") if is_exchange_late(state, now) else IDLE_ACTIVITIES
@@ -47,7 +44,7 @@ class RunAlarms:
         self._busy, self._version = busy, version
         idle = now - self._since
         self.reasons = {
-            NO_DEVICE_WORKS: standstill(plan, state, idle) if idle >= IDLE_S else "",
+            NO_DEVICE_WORKS: standstill(plan, state, idle) if idle >= limits.MAX_IDLE_S else "",
             "nothing_trained": "".join(nothing_trained(newest)),
         }
         return self.reasons

@@ -6,16 +6,13 @@ from functools import partial
 
 import structlog
 
+from services.scheduler import limits
 from services.scheduler.shell.housekeeping import retry
 from shared.run.dead_letters import LetterOutcomes
 from shared.run.log import Log
 from shared.run.log_entries import Alarm, DeadLetter, Entry, PhaseChange, Request
 from shared.telemetry import DEAD_LETTERS_FOUND
 
-APPEND_WAIT_S = 1.0
-"""Seconds for which the answer to a request waits until the log has the request."""
-MAX_WAITING = 10_000
-"""Entries that wait while the store does not answer; further ones are only logged."""
 MAX_ENTRIES = {"dead_letter": 10_000}
 """Entries of a kind that a log keeps; further ones are only logged. Other kinds have no limit."""
 
@@ -102,7 +99,7 @@ class RunLog:
         """Append a request; return once it is stored, or a moment later if the store is silent."""
         done = self.put(request)
         try:
-            async with asyncio.timeout(APPEND_WAIT_S):
+            async with asyncio.timeout(limits.APPEND_WAIT_S):
                 await done.wait()
         except TimeoutError:
             log.warning("log_entry_late", operation=request.operation)
@@ -110,7 +107,7 @@ class RunLog:
     def put(self, entry: Entry) -> asyncio.Event:
         """Have an entry appended; the event is set once it is stored."""
         done = asyncio.Event()
-        if self._waiting.qsize() < MAX_WAITING:
+        if self._waiting.qsize() < limits.MAX_WAITING_ENTRIES:
             self._waiting.put_nowait((entry, done))
         else:
             log.error("log_entry_not_kept", entry=entry.model_dump(exclude={"data"}))

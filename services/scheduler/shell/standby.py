@@ -6,10 +6,10 @@ from collections.abc import Callable
 import httpx
 from fastapi import FastAPI, HTTPException, Request, Response
 
+from services.scheduler import limits
 from shared.process.http_access import ON_BEHALF, check_routes
 from shared.process.service import Health, worker_app
 
-TIMEOUT_S = 10.0
 FORWARDED_HEADER = "digenrl-passed-on"
 """Header of a request that another scheduler passes on: it goes no further."""
 REQUEST_HEADERS = ("authorization", "content-type", ON_BEHALF)
@@ -40,7 +40,7 @@ def standby_app(
                 answer = await client.request(
                     request.method, f"{address}{request.url.path}", params=request.query_params,
                     content=await request.body(), headers=headers | {FORWARDED_HEADER: "yes"},
-                    timeout=TIMEOUT_S,
+                    timeout=limits.FORWARD_TIMEOUT_S,
                 )  # fmt: skip
         except httpx.HTTPError as error:
             raise HTTPException(503, f"{health.reason}, and does not answer: {error}") from error

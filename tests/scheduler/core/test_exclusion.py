@@ -4,12 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.core.exclusion import (
-    ALL_RETURN_S,
-    FIRST_DEADLINE_S,
-    MIN_DEADLINE_S,
-    TIMES_LEARNED,
-)
+from services.scheduler import limits
 from services.scheduler.core.inputs import Tick, WorkerInactive, WorkerLeft
 from shared.messages.contracts import (
     FragmentReleased,
@@ -113,7 +108,7 @@ def test_the_time_in_which_the_scheduler_stood_still_does_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "deadline"), [(1.0, MIN_DEADLINE_S), (50.0, TIMES_LEARNED * 100)]
+    ("seconds", "deadline"), [(1.0, limits.MIN_DEADLINE_S), (50.0, limits.DEADLINE_FACTOR * 100)]
 )
 def test_the_deadline_is_ten_times_what_the_device_took_before(
     seconds: float, deadline: float
@@ -126,7 +121,7 @@ def test_the_deadline_is_ten_times_what_the_device_took_before(
     assert machine.state.workers["a-0"].excluded is None
     ticks(machine, 10)
     assert machine.state.workers["a-0"].excluded == "late"
-    ticks(machine, FIRST_DEADLINE_S - deadline - 60)
+    ticks(machine, limits.FIRST_DEADLINE_S - deadline - 60)
     assert machine.state.workers["b-0"].excluded is None, "it has not finished anything yet"
     ticks(machine, 120)
     assert machine.state.workers["b-0"].excluded == "late"
@@ -158,7 +153,7 @@ def test_a_device_that_returns_everything_is_soon_excluded() -> None:
 def test_a_run_fails_with_the_reason_if_all_devices_return_everything() -> None:
     machine, _ = machine_at_work("a", num_groups=3)
     assert len(return_fragments(machine, 1000)) < 2 * machine.plan.max_returns
-    ticks(machine, ALL_RETURN_S + 2)
+    ticks(machine, limits.ALL_RETURN_S + 2)
     assert machine.state.phase == "failed"
     assert machine.state.failure is not None and "return whatever" in machine.state.failure
     assert machine.tasks(OperatorRequest(action="resume", id="x")) != []

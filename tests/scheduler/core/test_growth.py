@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from services.scheduler import limits
 from services.scheduler.core.inputs import WorkerJoined, WorkerLeft
-from services.scheduler.core.state import MAX_KEPT_DECISIONS, State
+from services.scheduler.core.state import State
 from services.scheduler.core.tag.estimates import MAX_DEPARTED_WORKERS, Costs
 from services.scheduler.sim.cluster import Cluster, build
 from services.scheduler.sim.timing import Timing
@@ -49,7 +50,7 @@ def test_a_simulated_scheduler_knows_no_more_after_1000_steps_than_after_100(
     cluster: Callable[[], Cluster],
 ) -> None:
     run, sizes = cluster(), list[int]()
-    assert FEW > MAX_KEPT_DECISIONS
+    assert FEW > limits.MAX_KEPT_DECISIONS
     for steps in (FEW, MANY):
         assert run.world.run(1e9, lambda: len(run.commits) > steps)  # noqa: B023
         sizes.append(size(run.scheduler.state))

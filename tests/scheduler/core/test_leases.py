@@ -1,6 +1,7 @@
 """Who is alive, and which of two workers has a name."""
 
-from services.scheduler.core.leases import LEASE_S, NAME_TAKEOVER_S, Leases
+from services.scheduler import limits
+from services.scheduler.core.leases import Leases
 from shared.bus.queue import ACK_WAIT_S
 
 
@@ -19,11 +20,11 @@ def test_a_worker_that_is_started_again_takes_the_place_of_the_silent_one() -> N
     leases = Leases()
     leases.hear("a-1", "a", 0.0)
     assert leases.hear("a-2", "a", 1.0) == "waits"
-    assert leases.hear("a-2", "a", NAME_TAKEOVER_S) == "joined"
-    assert leases.hear("a-1", "a", NAME_TAKEOVER_S + 0.1) == "waits", (
+    assert leases.hear("a-2", "a", limits.NAME_TAKEOVER_S) == "joined"
+    assert leases.hear("a-1", "a", limits.NAME_TAKEOVER_S + 0.1) == "waits", (
         "a zombie does not get it back"
     )
-    assert leases.hear("a-2", "a", NAME_TAKEOVER_S + 1.0) == "known"
+    assert leases.hear("a-2", "a", limits.NAME_TAKEOVER_S + 1.0) == "known"
 
 
 def test_a_worker_whose_predecessor_is_silent_joins_at_once() -> None:
@@ -36,8 +37,8 @@ def test_a_silent_worker_has_left_after_its_lease_and_only_then() -> None:
     leases = Leases()
     leases.hear("a-1", "a", 0.0)
     leases.hear("b-1", "b", 3.0)
-    assert leases.end(LEASE_S - 0.1) == []
-    assert leases.end(LEASE_S + 0.1) == ["a-1"]
+    assert leases.end(limits.LEASE_S - 0.1) == []
+    assert leases.end(limits.LEASE_S + 0.1) == ["a-1"]
     assert leases.hear("a-1", "a", 6.0) == "joined"
 
 
@@ -49,7 +50,7 @@ def test_a_worker_that_had_work_before_a_restart_and_lost_its_name_has_left() ->
     for second in range(1, 5):
         leases.hear("a-2", "a", float(second))
         leases.hear("a-1", "a", float(second))
-    assert leases.end(LEASE_S + 0.1) == ["a-1"]
+    assert leases.end(limits.LEASE_S + 0.1) == ["a-1"]
 
 
 def test_no_lease_counts_the_time_in_which_nobody_could_be_heard() -> None:
@@ -62,4 +63,4 @@ def test_no_lease_counts_the_time_in_which_nobody_could_be_heard() -> None:
 
 
 def test_shared_work_of_a_dead_worker_is_given_anew_no_later_than_work_that_was_assigned() -> None:
-    assert ACK_WAIT_S <= LEASE_S
+    assert ACK_WAIT_S <= limits.LEASE_S

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.scheduler import limits
 from services.scheduler.core.fluid.events import MemberReported
-from services.scheduler.core.fluid.links import EXCHANGE_S, choose_committer
+from services.scheduler.core.fluid.links import choose_committer
 from services.scheduler.core.inputs import LinkMeasured, Tick, WorkerLeft
 from shared.messages.contracts import GenerateFragment
 from shared.messages.fluid import ExchangeMissed, ExchangeSums, Piece, Share, TakeStep, TrainPiece
@@ -42,8 +43,8 @@ def miss(run: Run, command: ExchangeSums, missing: dict[str, tuple[str, ...]]) -
 
 
 def test_a_round_s_limit_follows_from_its_bytes_and_the_slowest_line() -> None:
-    assert run_of(418 * MB, 1000, 1000).exchange().max_seconds == EXCHANGE_S
-    assert run_of(418 * MB, None, None).exchange().max_seconds == EXCHANGE_S
+    assert run_of(418 * MB, 1000, 1000).exchange().max_seconds == limits.MIN_EXCHANGE_S
+    assert run_of(418 * MB, None, None).exchange().max_seconds == limits.MIN_EXCHANGE_S
     slow = run_of(418 * MB, 1000, 50).exchange()
     assert slow.committer == "trainer-0-a"
     assert slow.max_seconds > 2 * (2 * 418 / 6.25)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.scheduler.shell import housekeeping
+from services.scheduler import limits
 from services.scheduler.shell.app import Scheduler
 from shared.bus.bus import Bus
 from shared.process.service import Health
@@ -53,7 +53,7 @@ class StoringTrainer(Trainer):
 def live(
     bus: Bus, index: VersionIndex, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> Live:
-    monkeypatch.setattr(housekeeping, "VERSION_CHECK_S", 0.02)
+    monkeypatch.setattr(limits, "VERSION_CHECK_S", 0.02)
     plan, retention = examples.plan(num_batches=9), Retention(keep_last=2)
     scheduler = Scheduler(plan, bus, folder_store, index, Health(), retention=retention)
     return Live(StoringTrainer(bus, folder_store), scheduler, index)
@@ -101,7 +101,7 @@ async def with_previews(live: Live, left: set[int]) -> None:
 async def test_previews_of_the_newest_batches_and_of_chosen_ones_are_left(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(housekeeping, "CLEANUP_DELAY_S", 0.02)
+    monkeypatch.setattr(limits, "CLEANUP_DELAY_S", 0.02)
     live.scheduler._cleanup._previews = PreviewRule(frozenset({0, 2}), groups=1, newest=1)
     store = live.trainer.store
     for batch in range(8):

@@ -1,6 +1,7 @@
 """Scores go before what waits, and nothing else changes places; reports are applied together."""
 
-from services.scheduler.core.inputs import MAX_REPORTS_AT_ONCE, MachineInput, Tick, WorkerLeft
+from services.scheduler import limits
+from services.scheduler.core.inputs import MachineInput, Tick, WorkerLeft
 from services.scheduler.shell.inbox import Inbox
 from tests import examples
 
@@ -19,9 +20,7 @@ async def test_scores_come_first_and_everything_else_as_it_came() -> None:
 
 async def test_reports_that_wait_behind_each_other_are_taken_together_up_to_a_number() -> None:
     inbox = Inbox()
-    made = [
-        examples.generated(examples.task(group=number)) for number in range(MAX_REPORTS_AT_ONCE)
-    ]
+    made = [examples.generated(examples.task(group=number)) for number in range(limits.MAX_REPORTS)]
     scored = examples.scored(examples.task(group=0))
     told: list[MachineInput] = [*made, scored]
     for event in told:

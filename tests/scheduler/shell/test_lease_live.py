@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from services.scheduler import limits
 from services.scheduler.shell import lease as leases
 from services.scheduler.shell.disk_watch import STORE
 from services.scheduler.shell.lease import Lease, LeaseRecord, ProcessRecord
@@ -37,10 +38,10 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "TTL_S", 0.8)
-    monkeypatch.setattr(leases, "RENEW_S", 0.1)
-    monkeypatch.setattr(leases, "LEASE_RETRY_S", 0.05)
-    monkeypatch.setattr(leases, "HOLDER_HEAD_START_S", 0.4)
+    monkeypatch.setattr(limits, "LEASE_TTL_S", 0.8)
+    monkeypatch.setattr(limits, "LEASE_RENEW_S", 0.1)
+    monkeypatch.setattr(limits, "LEASE_RETRY_S", 0.05)
+    monkeypatch.setattr(limits, "HOLDER_HEAD_START_S", 0.4)
 
 
 def another(bus: Bus, store: ObjectStore, name: str) -> Lease:
@@ -79,7 +80,7 @@ async def test_one_commands_and_the_other_stands_by_until_it_is_given_the_lease(
         async with taking(second):
             await until(lambda: "first:8000 commands" in second.health.reason)
             assert not second.health.ready
-            await asyncio.sleep(2 * leases.TTL_S)  # it is renewed all the time
+            await asyncio.sleep(2 * limits.LEASE_TTL_S)  # it is renewed all the time
             assert second._held is None
             await first._release()
             after = await until_held(second)
@@ -90,7 +91,7 @@ async def test_one_commands_and_the_other_stands_by_until_it_is_given_the_lease(
 async def test_a_holder_that_is_dead_on_this_host_is_not_waited_for(
     bus: Bus, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "TTL_S", 600.0)
+    monkeypatch.setattr(limits, "LEASE_TTL_S", 600.0)
     dead, heir = (Lease(bus, folder_store, Health()) for _ in range(2))
     gone = ProcessRecord.this().model_copy(update={"started": "1"})
     dead._mine = dead._mine.model_copy(update={"process": gone})
@@ -104,8 +105,8 @@ async def test_a_holder_that_is_dead_on_this_host_is_not_waited_for(
 async def test_an_entry_that_nobody_renews_is_nobodys_though_the_broker_keeps_it(
     bus: Bus, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "TTL_S", 600.0)  # as after the broker's clock was set back
-    monkeypatch.setattr(leases, "ABANDONED_S", 0.5)
+    monkeypatch.setattr(limits, "LEASE_TTL_S", 600.0)  # as after the broker's clock was set back
+    monkeypatch.setattr(limits, "ABANDONED_S", 0.5)
     dead, heir = (another(bus, folder_store, name) for name in ("dead", "heir"))
     await dead._take()
     async with taking(heir):
@@ -120,7 +121,7 @@ async def test_a_holder_goes_on_after_an_outage_if_nobody_took_the_lease(
     lease = another(bus, folder_store, "only")
     await lease._take()
     before = lease._held
-    await asyncio.sleep(2 * leases.TTL_S)  # the entry leaves the register
+    await asyncio.sleep(2 * limits.LEASE_TTL_S)  # the entry leaves the register
     assert await lease._register.read() is None
     assert await lease._renew()
     assert before is not None
@@ -135,7 +136,7 @@ async def test_a_holder_that_slept_finds_that_another_has_commanded(
     await asleep._take()
     async with taking(other):
         await until_held(other)
-    await asyncio.sleep(2 * leases.TTL_S)
+    await asyncio.sleep(2 * limits.LEASE_TTL_S)
     assert await other._register.read() is None
     with pytest.raises(LeaseLost):
         await asleep._renew()
@@ -209,7 +210,7 @@ async def test_a_holder_does_not_go_on_over_another_s_entry_in_a_register_that_w
 async def test_who_takes_over_says_that_the_store_takes_nothing(
     bus: Bus, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "ALARM_DELAY_S", 0.1)
+    monkeypatch.setattr(limits, "NATS_ALARM_DELAY_S", 0.1)
     is_full = True
 
     async def may_claim(*given: Any) -> int:
@@ -237,8 +238,8 @@ async def test_a_standby_says_that_the_broker_stores_nothing_where_nobody_comman
     bus: Bus, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker's disk is full, and the scheduler that commanded has died."""
-    monkeypatch.setattr(leases, "ALARM_DELAY_S", 0.1)
-    monkeypatch.setattr(leases, "HOLDER_HEAD_START_S", 0.05)
+    monkeypatch.setattr(limits, "NATS_ALARM_DELAY_S", 0.1)
+    monkeypatch.setattr(limits, "HOLDER_HEAD_START_S", 0.05)
     is_full, write = True, Register.write
 
     async def may_write(register: Register, data: bytes, *, on: int) -> int | None:

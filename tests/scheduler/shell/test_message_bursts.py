@@ -1,6 +1,7 @@
 """Each device is sent its first piece of work before anybody is sent a second one."""
 
-from services.scheduler.shell.message_bursts import MAX_CONCURRENT_SENDS, message_bursts
+from services.scheduler import limits
+from services.scheduler.shell.message_bursts import message_bursts
 from shared.messages.contracts import Command, GenerateFragment, SetDevice
 from tests import examples
 
@@ -20,5 +21,10 @@ def test_what_waits_behind_other_work_is_sent_last_and_everything_once() -> None
 
 def test_no_more_are_sent_at_once_than_leave_a_turn_to_others() -> None:
     waves = list(message_bursts([task(each % 20, each) for each in range(40)]))
-    assert [len(wave) for wave in waves] == [MAX_CONCURRENT_SENDS, 4, MAX_CONCURRENT_SENDS, 4]
+    assert [len(wave) for wave in waves] == [
+        limits.MAX_CONCURRENT_SENDS,
+        4,
+        limits.MAX_CONCURRENT_SENDS,
+        4,
+    ]
     assert list(message_bursts([])) == []

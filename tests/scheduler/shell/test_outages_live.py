@@ -11,7 +11,7 @@ import pytest
 import redis.asyncio as redis
 
 from digenrl.local.brokers.embedded import Brokers
-from services.scheduler.shell import housekeeping
+from services.scheduler import limits
 from services.scheduler.shell.app import Scheduler
 from shared.bus.bus import Bus
 from shared.bus.streams import stream_config
@@ -87,7 +87,7 @@ async def stage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Stage]:
     """The streams are there, and version 0 is committed."""
-    monkeypatch.setattr(housekeeping, "WATCH_S", 0.1)
+    monkeypatch.setattr(limits, "STREAM_CHECK_S", 0.1)
     nats = program(brokers, "nats")
     server = await asyncio.to_thread(start, nats)
 
@@ -260,7 +260,7 @@ async def test_a_full_stream_has_room_again_once_batches_are_committed(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those whose messages are kept for people to look at go first."""
-    monkeypatch.setattr(housekeeping, "CLEANUP_DELAY_S", 3600.0)
+    monkeypatch.setattr(limits, "CLEANUP_DELAY_S", 3600.0)
     await stage.trainer.commit(announce=True)
     for first in range(3):
         await stage.bus.publish(examples.task(batch=0, first_sample=first))

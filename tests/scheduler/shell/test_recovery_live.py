@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from services.scheduler.shell import goal, housekeeping
+from services.scheduler import limits
+from services.scheduler.shell import goal
 from shared.run.evaluations import GoldFigures
 from shared.run.layout import batch_folder, evaluations_folder
 from shared.store import ObjectStore
@@ -35,7 +36,7 @@ async def test_of_committed_batches_two_are_kept(
     live: Live, monkeypatch: pytest.MonkeyPatch, has_died: bool
 ) -> None:
     """Whether the scheduler sees them committed or is started afterwards."""
-    monkeypatch.setattr(housekeeping, "CLEANUP_DELAY_S", 0.01)
+    monkeypatch.setattr(limits, "CLEANUP_DELAY_S", 0.01)
     store = live.trainer.store
     for batch in range(5):
         await store.put(batch_folder(RUN, batch), b"a trajectory", suffix=".safetensors")
@@ -96,7 +97,7 @@ async def test_a_run_ends_once_two_evaluations_in_a_row_have_reached_its_goal(
     live: Live, monkeypatch: pytest.MonkeyPatch, has_died: bool
 ) -> None:
     """Whether the scheduler sees it or is started afterwards; what is in training is committed."""
-    monkeypatch.setattr(goal, "VERSION_CHECK_S", 0.01)
+    monkeypatch.setattr(limits, "VERSION_CHECK_S", 0.01)
     scheduler, store = live.scheduler, live.trainer.store
     scheduler.goal = goal.Goal(GoldFigures(store, RUN, {}), 0.9)
     for version, accuracy in enumerate((0.95, 0.5, 0.92)):

@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from services.scheduler.core import leases as leases_module
+from services.scheduler import limits
 from services.scheduler.core.inputs import (
     LinkMeasured,
     MachineInput,
@@ -16,7 +16,6 @@ from services.scheduler.core.inputs import (
 from services.scheduler.core.state import State
 from services.scheduler.core.usage import UsageMeter
 from services.scheduler.core.workers import Workers, WorkerState
-from services.scheduler.shell import roster as roster_module
 from services.scheduler.shell.roster import Roster
 from shared.bus.bus import Bus
 from shared.cancellation import stop
@@ -73,8 +72,8 @@ async def test_a_device_that_lacks_something_for_its_work_is_not_late(
 async def test_nobody_is_silent_while_statuses_wait_to_be_recorded(
     roster: Roster, inputs: list[MachineInput], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roster_module, "WATCH_S", 0.001)
-    monkeypatch.setattr(leases_module, "LEASE_S", 0.05)
+    monkeypatch.setattr(limits, "ROSTER_CHECK_S", 0.001)
+    monkeypatch.setattr(limits, "LEASE_S", 0.05)
     await roster.record(status("rollout", "generating"))
     inputs.clear()
     roster.num_waiting = lambda: 1

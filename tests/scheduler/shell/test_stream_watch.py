@@ -3,7 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
-from services.scheduler.shell.housekeeping import ALARM_DELAY_S, STORES_NOTHING, StreamWatch
+from services.scheduler import limits
+from services.scheduler.shell.housekeeping import STORES_NOTHING, StreamWatch
 from shared.messages import subjects
 from shared.process.service import Health
 
@@ -16,5 +17,5 @@ def test_a_lease_that_is_old_because_the_scheduler_was_stopped_is_no_fault_of_na
     states = dict.fromkeys(stream.name for stream in subjects.STREAMS)
     watch._look_for_room(states, answers_for=0.0)
     assert health.ready
-    watch._look_for_room(states, answers_for=ALARM_DELAY_S)
+    watch._look_for_room(states, answers_for=limits.NATS_ALARM_DELAY_S)
     assert health.reason == STORES_NOTHING

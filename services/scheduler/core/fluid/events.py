@@ -6,6 +6,7 @@ or late.
 
 from dataclasses import dataclass, replace
 
+from services.scheduler import limits
 from services.scheduler.core.fluid import batch_std
 from services.scheduler.core.fluid.cutting import rows_per_group
 from services.scheduler.core.fluid.fluid_state import FluidState, next_attempt, num_rows
@@ -24,9 +25,6 @@ from shared.messages.fluid import (
     WeightsStored,
 )
 from shared.messages.workers import Holds
-
-MAX_REPORT_DELAY_S = 3.0
-"""Reports that were sent before a step and come after it are not older than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +92,7 @@ def member_reported(_plan: Plan, state: State, event: MemberReported, now: float
             if before != held:
                 older = {**fluid.older, event.address: (held, now)}
                 return replace(state, fluid=replace(fluid, older=older))
-            if now - since < MAX_REPORT_DELAY_S:
+            if now - since < limits.MAX_REPORT_DELAY_S:
                 return state
     return replace(state, fluid=with_held(state, fluid, event.address, held))
 

@@ -2,13 +2,11 @@
 
 from collections.abc import Collection, Sequence
 
+from services.scheduler import limits
 from services.scheduler.core.fluid.fluid_state import ExchangeRound, FluidState
 from services.scheduler.core.state import Plan, State
 from services.scheduler.core.tag.estimates import Costs
 from shared.messages.fluid import Share
-
-EXCHANGE_S = 60.0
-"""Time that members have at least to meet and to form the total."""
 
 UNMEASURED_RATE = 125e6
 """Bytes per second of a line of which no transfer was measured: 1 Gbit/s."""
@@ -53,7 +51,7 @@ def max_seconds(
     own = plan.schedule.slot_deadline_s
     if own != "auto":
         return own
-    return max(EXCHANGE_S, MARGIN * _round_seconds(state, size, addresses, committer))
+    return max(limits.MIN_EXCHANGE_S, MARGIN * _round_seconds(state, size, addresses, committer))
 
 
 def unmet(plan: Plan, fluid: FluidState, exchange: ExchangeRound, silent: frozenset[str]) -> str:

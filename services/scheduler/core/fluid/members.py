@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from services.scheduler import limits
 from services.scheduler.core.fluid.fluid_state import FluidState, with_or_without
 from services.scheduler.core.state import Plan, State, WorkerState
 from shared.messages.records import ObjectRef, Policy
@@ -9,9 +10,6 @@ from shared.messages.workers import Holds
 
 MEMBER = "member"
 """Name of a member's service in the state; to the others it is a trainer."""
-
-STEP_WAIT_S = 0.5
-"""Seconds that those who have stepped wait for the others."""
 
 
 def may_step(state: State, worker: WorkerState) -> bool:
@@ -115,6 +113,6 @@ def are_together(fluid: FluidState, now: float) -> bool:
     step = fluid.step
     if step is None or step.stepped_at is None:
         return False
-    if now - step.stepped_at > STEP_WAIT_S:
+    if now - step.stepped_at > limits.STEP_WAIT_S:
         return True
     return all(a in step.stepped or a in fluid.gone for a in step.holders)

@@ -15,6 +15,7 @@ version.
 
 from dataclasses import replace
 
+from services.scheduler import limits
 from services.scheduler.core.fluid.fluid_state import (
     ATTEMPTS_PER_EPOCH,
     ExchangeRound,
@@ -51,18 +52,6 @@ from shared.messages.fluid import (
     TakeStep,
 )
 
-LAST_REPORT_S = 5.0
-"""Time for the last answers after that, before who is silent is out."""
-COMMIT_TIMEOUT_S = 120.0
-"""After so long without a step, or without a commit, another member is named."""
-MAX_ROUNDS = 6
-"""Exchanges in a row that may come to nothing."""
-MAX_COMMIT_ATTEMPTS = 2
-"""How often each member that has stepped is named to commit, if others could train the batch."""
-MAX_BATCH_ATTEMPTS = 8
-"""How often a batch may lose everybody who has stepped, or come to nothing although no process
-died."""
-
 DecidedRound = tuple[State, list[FluidCommand]]
 
 
@@ -82,7 +71,7 @@ def decide(plan: Plan, state: State, now: float) -> DecidedRound:
 def _end_vain_run(state: State) -> State:
     """Fail the run if too many attempts at the batch came to nothing although no process died."""
     fluid = state.fluid
-    if fluid is None or fluid.num_vain < MAX_BATCH_ATTEMPTS:
+    if fluid is None or fluid.num_vain < limits.MAX_BATCH_ATTEMPTS:
         return state
     reason = f"batch {fluid.batch} came to nothing {fluid.num_vain} times, although no process died"
     return fail_run(state, f"{reason}; {fluid.failure or 'members were late, or none committed'}")
@@ -106,7 +95,7 @@ def commit_seconds(plan: Plan, state: State, fluid: FluidState, committer: str) 
     if own != "auto":
         return own
     leaves = MARGIN * seconds_to_leave(state, fluid, committer)
-    return max(COMMIT_TIMEOUT_S, 10 * state.costs.commit.seconds, leaves)
+    return max(limits.COMMIT_TIMEOUT_S, 10 * state.costs.commit.seconds, leaves)
 
 
 def _begin_round(plan: Plan, state: State, now: float, commands: list[FluidCommand]) -> State:
@@ -189,7 +178,7 @@ def _end_round(plan: Plan, state: State, now: float, commands: list[FluidCommand
     if exchange is None:
         return state
     silent = _silent(fluid, exchange)
-    expired = now - exchange.since > exchange.command.max_seconds + LAST_REPORT_S
+    expired = now - exchange.since > exchange.command.max_seconds + limits.LAST_REPORT_S
     if silent and not expired:
         return state
     holder = _reference(fluid, exchange)
@@ -198,7 +187,7 @@ def _end_round(plan: Plan, state: State, now: float, commands: list[FluidCommand
     fluid = _void_missed(fluid, exchange, silent)
     fluid = replace(fluid, failure=unmet(plan, fluid, exchange, silent))
     state = replace(state, fluid=fluid)
-    if fluid.num_failures < MAX_ROUNDS:
+    if fluid.num_failures < limits.MAX_ROUNDS:
         return state
     where = f"batch {fluid.batch}: {fluid.num_failures} exchanges came to nothing"
     return fail_run(state, f"{where}, one after another; {fluid.failure}")
@@ -271,7 +260,8 @@ def _commit(plan: Plan, state: State, now: float, commands: list[FluidCommand]) 
     if step.committer not in fluid.gone and not expired:
         return state
     able = [a for a in step.holders if a in step.stepped and a not in fluid.gone]
-    in_vain = fluid.named >= MAX_COMMIT_ATTEMPTS * len(step.holders) and _could_train(state, fluid)
+    max_named = limits.MAX_COMMIT_ATTEMPTS * len(step.holders)
+    in_vain = fluid.named >= max_named and _could_train(state, fluid)
     others = [a for a in able if a != step.committer] or able
     if others and not in_vain:
         return _name(state, fluid, _next_after(step, others), fluid.attempt, now, commands)
@@ -329,7 +319,7 @@ def _again(
     plan: Plan, state: State, fluid: FluidState, now: float, commands: list[FluidCommand]
 ) -> State:
     """All members that have stepped are lost: train the batch again, if any member could."""
-    if fluid.num_given_up + 1 >= MAX_BATCH_ATTEMPTS:
+    if fluid.num_given_up + 1 >= limits.MAX_BATCH_ATTEMPTS:
         lost = f"batch {fluid.batch} lost all that had taken its step {fluid.num_given_up} times"
         return fail_run(state, lost)
     state = replace(state, fluid=next_attempt(fluid, fluid.attempt + 1))
@@ -369,7 +359,7 @@ def _without_updates(state: State, fluid: FluidState, now: float) -> State:
     since = fluid.alone_since
     if since is None:
         return _known_alone(state, fluid, now)
-    if now - since <= LAST_REPORT_S:
+    if now - since <= limits.LAST_REPORT_S:
         return state
     return replace(state, fluid=next_attempt(fluid, fluid.attempt + 1))
 
