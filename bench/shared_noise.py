@@ -109,7 +109,7 @@ def _calibrated(recipe: Recipe, seconds: dict[tuple[str, str], float]) -> Profil
     group, pair = seconds["rollout", "apart"], seconds["rollout", "pair"]
     row = (group - pair) / (size - 2) / shape.steps
     call = max(0.0, pair / shape.steps - 2 * row)
-    profile = counted_profile(shape, beside=0.0)
+    profile = counted_profile(shape, forward_only_passes=0.0)
     costs = {"call_seconds": call, "sample_seconds": row}
     rollout = profile.rollout.model_copy(update=costs)
     profile = profile.model_copy(update={"rollout": rollout})

@@ -29,9 +29,9 @@ class Held:
     overshoot: list[float] = field(default_factory=list)
     """Seconds that each sleep was too long."""
     clock: Callable[[], float] = lambda: time.monotonic()
-    beside: float = 0.0
-    """Seconds of the device, at full scale, that something beside its work has taken: what it does
-    next takes as much longer."""
+    overhead_s: float = 0.0
+    """Seconds of the device, at full scale, that tasks other than its work took; its next work
+    takes as much longer."""
     _owed: float = 0.0
     """Seconds of the work before that are to be taken off the next."""
     _free_at: float = 0.0
@@ -51,7 +51,7 @@ class Held:
             raise RuntimeError(f"{self.name} is asked to {use} while it is busy")
         self._busy = True
         begin = self.clock()
-        taken, self.beside = self.beside, 0.0
+        taken, self.overhead_s = self.overhead_s, 0.0
         wanted = (seconds + taken) / self.scale
         owed = self._owed if begin - self._free_at < AT_ONCE_S else 0.0
         is_done = False

@@ -146,7 +146,7 @@ class EmulatedMember:
     async def _take(self, seconds: float, use: Use) -> None:
         """Let so many seconds go by, at full scale."""
         if self.steps_concurrently:
-            self.held.beside += seconds
+            self.held.overhead_s += seconds
             await asyncio.sleep(seconds / self.held.scale)
         else:
             await self.held.hold(seconds, use)

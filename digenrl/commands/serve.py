@@ -81,7 +81,7 @@ def _serve_scheduler(
     configure_logs(service="scheduler", worker="scheduler", run=settings.run)
     from services.scheduler.shell.service import run as run_scheduler
 
-    uvloop.run(run_scheduler(settings, recipe, beside=file.resolve().parent))
+    uvloop.run(run_scheduler(settings, recipe, recipe_folder=file.resolve().parent))
 
 
 def _serve_worker(

@@ -58,7 +58,7 @@ class ProcessPlacement:
     """Where a process runs: on the CPU, if it has no cards."""
 
     cards: tuple[Card, ...] = ()
-    beside: tuple[str, ...] = ()
+    policies_on_card: tuple[str, ...] = ()
     """Processes with a policy on the same card."""
     streams: bool = False
     gib: float = 0.0

@@ -53,7 +53,7 @@ def score_costs(recipe: Recipe, profile: Profile, ledger: Ledger) -> Scoring | N
         for place in places
     ]
     on_cpu = sum(not place.cards for place in places)
-    shared = sum(bool(place.beside) for place in places)
+    shared = sum(bool(place.policies_on_card) for place in places)
     words = [
         (on_cpu, f"on {on_cpu * table.threads} CPU threads"),
         (shared, f"on {shared} GPUs of members and rollout workers"),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from services.scheduler.costs.profile import Profile
-from services.scheduler.costs.recipes import differentiated, passes_beside
+from services.scheduler.costs.recipes import differentiated, num_forward_only_passes
 from services.scheduler.costs.seconds import generation_work, training_work
 from services.scheduler.costs.shape import Shape, rollout_equivalents, training_equivalents
 from shared.recipe.recipe import Recipe
@@ -24,7 +24,9 @@ def work_line(profile: Profile, recipe: Recipe) -> str:
     shape, seconds = profile.shape, sample_seconds(profile)
     generates = rollout_equivalents(shape, shape.group_size)
     trains = training_equivalents(
-        shape, beside=passes_beside(recipe), differentiated=differentiated(recipe)
+        shape,
+        forward_only_passes=num_forward_only_passes(recipe),
+        differentiated=differentiated(recipe),
     )
     counted = trains / (generates + trains)
     share = seconds["train"] / sum(seconds.values())

@@ -108,9 +108,9 @@ class EncoderApp:
                 async with asyncio.timeout(IDLE_RECHECK_S):
                     await self._newer.wait()
             except TimeoutError:
-                await self._look_again()
+                await self._recheck()
 
-    async def _look_again(self) -> None:
+    async def _recheck(self) -> None:
         """Recheck everything: a faulty object was forgotten, and the run may have more steps."""
         self._known.clear()
         stored = await patiently(

@@ -75,7 +75,7 @@ class Register:
                 )
             except NotFoundError as error:
                 if error.err_code == NO_STREAM:
-                    await self._make_again(error)
+                    await self._recreate(error)
                 return None
         return RegisterEntry(found.seq or 0, found.data or b"")
 
@@ -97,7 +97,7 @@ class Register:
                 )
         except Unavailable as error:
             if isinstance(error.__cause__, NoStreamResponseError):
-                await self._make_again(error)
+                await self._recreate(error)
             raise
         except APIError as error:
             if error.err_code != NOT_NEWEST_CODE:
@@ -106,6 +106,6 @@ class Register:
         number: int = made.seq
         return number
 
-    async def _make_again(self, error: Exception) -> NoReturn:
+    async def _recreate(self, error: Exception) -> NoReturn:
         await self.make()
         raise Unavailable(f"NATS has lost the register {self.bucket}") from error

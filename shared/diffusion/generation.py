@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shared.devices.protocols import GeneratedFragment
-from shared.diffusion.loading.device import RowsAtOnce, fits, tried_again
+from shared.diffusion.loading.device import RowsAtOnce, fits, retry_after_release
 from shared.diffusion.loading.models import Conditions, repeat_rows, taken
 from shared.diffusion.policy import LoadedPolicy, sampling_plan
 from shared.diffusion.sampling.decoding import SharedDevice, decoded
@@ -106,7 +106,7 @@ class Generator:
             IntegrityError: if they belong to another adapter.
             OutOfMemory: if there is no room for both.
         """
-        with self._fits_beside():
+        with self._fits_second_weights():
             staging = Staging(self._model.transformer)
             staging.add(FetchedObject(weights, None))
             return staging.finish()
@@ -114,13 +114,13 @@ class Generator:
     async def fetch(self, weights: StoredTensors) -> StagedTensors:
         """Fetches weights and prepares them for `adopt`, one object after the other, in other
         threads; raises as `stage`, and IntegrityError if an object is not in the store."""
-        with self._fits_beside():
+        with self._fits_second_weights():
             staging = await asyncio.to_thread(Staging, self._model.transformer)
             async for part in weights.parts():
                 await asyncio.to_thread(staging.add, part)
             return await asyncio.to_thread(staging.finish, weights.weights_digest)
 
-    def _fits_beside(self) -> AbstractContextManager[None]:
+    def _fits_second_weights(self) -> AbstractContextManager[None]:
         return fits(self._device, "weights beside those in use", "use a GPU with more memory")
 
     def adopt(self, staged: StagedTensors) -> str:
@@ -159,7 +159,7 @@ class Generator:
         """
         with fits(self._device, "beginning a fragment", "use a GPU with more memory"):
             begun = partial(self._begun, task, conditions, source)
-            return self._shared.begin(partial(tried_again, self._device, begun))
+            return self._shared.begin(partial(retry_after_release, self._device, begun))
 
     def _begun(
         self, task: GenerateFragment, conditions: bytes | None, source: bytes | None

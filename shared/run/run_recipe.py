@@ -63,7 +63,7 @@ class CheckedRecipe:
     """A recipe that may be stored with its run, as long as that still has what was seen."""
 
     asked: Recipe
-    beside: Path | None
+    recipe_folder: Path | None
     recipe: Recipe
     """With the sigmas that the run began with."""
     data: bytes
@@ -78,23 +78,25 @@ class CheckedRecipe:
         """
         run, checked = self.recipe.run.name, self
         if await store.read(recipe_key(run)) != self.seen:
-            checked = await check_recipe(store, self.asked, self.beside)
+            checked = await check_recipe(store, self.asked, self.recipe_folder)
         await write_kept(store, run, "recipe", checked.data)
         return checked.recipe
 
 
-async def store_recipe(store: ObjectStore, recipe: Recipe, beside: Path | None = None) -> Recipe:
+async def store_recipe(
+    store: ObjectStore, recipe: Recipe, recipe_folder: Path | None = None
+) -> Recipe:
     """Check a recipe, store it with its run, and return it; raises UserError as the check does."""
-    return await (await check_recipe(store, recipe, beside)).put(store)
+    return await (await check_recipe(store, recipe, recipe_folder)).put(store)
 
 
 async def check_recipe(
-    store: ObjectStore, recipe: Recipe, beside: Path | None = None
+    store: ObjectStore, recipe: Recipe, recipe_folder: Path | None = None
 ) -> CheckedRecipe:
     """Check whether a run may continue with a recipe, and add the sigmas from its start.
 
     Args:
-        beside: folder of the recipe's file.
+        recipe_folder: folder of the recipe's file.
 
     Raises:
         UserError: if the run was started with a recipe of another meaning, or with other files,
@@ -115,7 +117,7 @@ async def check_recipe(
             "host when a run begins, or numbers"
         )
     tables = recipe.model_dump(mode="json")
-    portable = portable_names(tables, [models_root(), beside])
+    portable = portable_names(tables, [models_root(), recipe_folder])
     if stored is not None:
         same = await same_files(store, recipe, FILES)
         same |= {key for key, name in stored.portable.items() if portable.get(key) == name}
@@ -125,7 +127,7 @@ async def check_recipe(
     await check_files(store, recipe, FILES, needed=False)
     stored_tables = {**tables, PORTABLE: portable, RELEASE_KEY: RELEASE}
     data = json.dumps(stored_tables, indent=1).encode()
-    return CheckedRecipe(asked, beside, recipe, data, seen)
+    return CheckedRecipe(asked, recipe_folder, recipe, data, seen)
 
 
 async def read_recipe(store: ObjectStore, run: str) -> Recipe | None:

@@ -67,7 +67,7 @@ def test_what_a_part_takes_is_left_alone_by_the_member_beside_it() -> None:
     [card] = cards = [Card("0", "H100", 79.6)]
     ledger = share_out(cards, [Policy("trainer-0", 40.0, 50.0)], [CardShare("reward-0", 5.0)])
     assert ledger is not None
-    assert ledger.places["reward-0"].beside == ("trainer-0",)
+    assert ledger.places["reward-0"].policies_on_card == ("trainer-0",)
     assert ledger.left_gib("trainer-0") == (card.gib or 0.0) - 5.0
 
 

@@ -55,7 +55,7 @@ class Site:
     async def run(self, name: str, settings: ServiceSettings) -> None:
         """Be the service of that name until it ends."""
         if name.startswith("scheduler"):
-            await scheduler_service.run(settings, self.recipe, beside=self.folder)
+            await scheduler_service.run(settings, self.recipe, recipe_folder=self.folder)
             return
         service, work = self._work(name)
         await run_worker(service, settings, work)

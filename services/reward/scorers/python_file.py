@@ -46,7 +46,9 @@ class PythonScorer:
             if not self._started().wait_until_ready(patience):
                 log.warning("slow_import", source=str(file.path), seconds=patience)
         except RewardProcessDied as lost:
-            raise UserError(f"source: {file.path}: {lost}{_beside(file, str(lost))}") from None
+            raise UserError(
+                f"source: {file.path}: {lost}{_import_remedy(file, str(lost))}"
+            ) from None
 
     def score(self, media: Media, metadata: Metadata) -> list[float]:
         """Return one number per sample.
@@ -171,7 +173,7 @@ class _FragmentScores:
         return header, b"".join(each.tobytes() for each in (media, *sources))
 
 
-def _beside(file: RewardFile, reason: str) -> str:
+def _import_remedy(file: RewardFile, reason: str) -> str:
     """Return a remedy if the file imports a module from its own folder."""
     missing, beside = re.search("No module named '([^'.]+)", reason), file.path.parent
     if missing and any((beside / name).exists() for name in (f"{missing[1]}.py", missing[1])):

@@ -16,12 +16,12 @@ NEGLIGIBLE_SECONDS = 1e-9
 
 
 def counted_profile(
-    shape: Shape, *, beside: float, ranks: int = 1, differentiated: float = 1.0
+    shape: Shape, *, forward_only_passes: float, ranks: int = 1, differentiated: float = 1.0
 ) -> Profile:
     """Return a profile in which seconds are rows of the network.
 
     Args:
-        beside: forward passes of a trained row besides the one with a backward pass.
+        forward_only_passes: forward passes of a trained row besides the one with a backward pass.
         differentiated: share of a trained row's forward pass that a backward pass follows.
         ranks: devices of a shard group.
     """
@@ -40,7 +40,7 @@ def counted_profile(
         ),
         variant=Variant(
             forwards_per_step=1,
-            rho=1 + BACKWARD * differentiated + beside,
+            rho=1 + BACKWARD * differentiated + forward_only_passes,
             memory_gib=NEGLIGIBLE_SECONDS,
             ranks=ranks,
             network_gb=NEGLIGIBLE_SECONDS,

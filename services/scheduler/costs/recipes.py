@@ -58,7 +58,7 @@ def fit_to_recipe(profile: Profile, recipe: Recipe) -> Profile:
     changes: dict[str, object] = {
         "forwards_per_step": forwards,
         "ranks": recipe.trainer.shard_devices,
-        "gathers": OWN_GATHERS + passes_beside(recipe),
+        "gathers": OWN_GATHERS + num_forward_only_passes(recipe),
     }
     rollout = profile.rollout
     if profile.work is not None:
@@ -123,10 +123,10 @@ def launches_alone(recipe: Recipe, traced: Launches) -> Launches:
 def _forwards_added(recipe: Recipe) -> float:
     """Forward passes of a training pass beyond those with a gradient and for checkpoints, each of
     which launches about as many kernels as a step."""
-    return passes_beside(recipe) - (recipe.trainer.gradient_checkpointing is False)
+    return num_forward_only_passes(recipe) - (recipe.trainer.gradient_checkpointing is False)
 
 
-def passes_beside(recipe: Recipe) -> float:
+def num_forward_only_passes(recipe: Recipe) -> float:
     """Forward passes of a trained row without a backward pass: of the base model for the KL too."""
     return int(recipe.algorithm.kl_beta > 0) + _extra_passes(recipe)
 

@@ -132,7 +132,7 @@ def merged_part(profile: Profile) -> float:
     these are a piece of their own."""
     shape = profile.shape
     merged = shape.merged_steps * pass_seconds(profile, 1)
-    apart = _rows_apart(profile, shape.group_size) * row_seconds(profile)
+    apart = _unmerged_rows(profile, shape.group_size) * row_seconds(profile)
     return merged / (merged + apart) if merged else 0.0
 
 
@@ -168,14 +168,14 @@ def _training_seconds(
 ) -> float:
     """Return the training seconds of this many samples of one group, in passes of ``most`` rows.
     Rows that they compute once join a pass of other rows, if there is one."""
-    apart, merged = _rows_apart(profile, samples), profile.shape.merged_steps
+    apart, merged = _unmerged_rows(profile, samples), profile.shape.merged_steps
     if not apart:
         return merged * pass_seconds(profile, 1, rate, kind)
     _, row = _pass_parts(profile)
     return apart / most * pass_seconds(profile, most, rate, kind) + merged * row / rate
 
 
-def _rows_apart(profile: Profile, samples: int) -> float:
+def _unmerged_rows(profile: Profile, samples: int) -> float:
     """Return the trained rows of the steps that each sample computes for itself, on average."""
     shape = profile.shape
     return samples * (shape.trained_steps - shape.merged_steps) * shape.trained_share

@@ -72,8 +72,10 @@ def rollout_equivalents(shape: Shape, fragment: int) -> float:
     return shape.steps - shape.shared_steps + shape.shared_steps / fragment
 
 
-def training_equivalents(shape: Shape, *, beside: float, differentiated: float = 1.0) -> float:
+def training_equivalents(
+    shape: Shape, *, forward_only_passes: float, differentiated: float = 1.0
+) -> float:
     """Return the forward passes of a row that training a sample of a whole group counts as: one,
-    the backward pass of the share of it that is ``differentiated``, and those ``beside`` without
-    one."""
-    return shape.rows_per_sample * (1 + BACKWARD * differentiated + beside)
+    the backward pass of the share of it that is ``differentiated``, and the
+    ``forward_only_passes``, which have no backward pass."""
+    return shape.rows_per_sample * (1 + BACKWARD * differentiated + forward_only_passes)

@@ -244,7 +244,7 @@ class Lease:
             on = self._held.revision
             revision = None if self._has_missed else await self._write(on=on)
             if revision is None:  # it has left the register, or an answer was lost
-                revision = await self._write_again()
+                revision = await self._rewrite()
             held = await self._next(revision)
         except Unavailable as error:
             log.warning("lease_not_renewed", error=str(error))
@@ -275,7 +275,7 @@ class Lease:
             alarm.set(0)
             claiming.cancel()
 
-    async def _write_again(self) -> int | None:
+    async def _rewrite(self) -> int | None:
         """Write an entry on top of what the register has, unless that is another's."""
         entry = await self._register.read()
         if entry is not None and not self._is_mine(entry):

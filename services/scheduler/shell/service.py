@@ -99,9 +99,8 @@ class CurrentApp:
         await self.app(scope, receive, send)
 
 
-async def run(settings: ServiceSettings, recipe: Recipe, *, beside: Path) -> None:
-    """Command the run when it is this scheduler's turn; ``beside``: the folder of the recipe's
-    file."""
+async def run(settings: ServiceSettings, recipe: Recipe, *, recipe_folder: Path) -> None:
+    """Command the run when it is this scheduler's turn; ``recipe_folder``: of the recipe."""
     listener, health = settings.listen(settings.host, settings.port), Health()
     access = settings.access(settings.run)
     current = CurrentApp()
@@ -110,7 +109,7 @@ async def run(settings: ServiceSettings, recipe: Recipe, *, beside: Path) -> Non
     async def take_turns() -> None:
         while True:
             try:
-                await _command(settings, recipe, beside, health, listener, current, access)
+                await _command(settings, recipe, recipe_folder, health, listener, current, access)
             except* LeaseLost as lost:
                 health.is_not_ready(f"standby: {lost.exceptions[0]}")
 
@@ -141,8 +140,8 @@ async def _tasks() -> AsyncIterator[asyncio.TaskGroup]:
 
 
 async def _command(
-    settings: ServiceSettings, recipe: Recipe, beside: Path, health: Health, listener: Listener,
-    current: CurrentApp, access: Access,
+    settings: ServiceSettings, recipe: Recipe, recipe_folder: Path, health: Health,
+    listener: Listener, current: CurrentApp, access: Access,
 ) -> None:  # fmt: skip
     """Wait for the lease, then command the run for as long as it is held.
 
@@ -155,7 +154,7 @@ async def _command(
     )
     # What needs no lease comes before it: whoever waits for a scheduler does not wait for this.
     recipe, staleness = await settle_staleness(store, recipe)
-    plan, checked = plan_from_recipe(recipe), await check_recipe(store, recipe, beside)
+    plan, checked = plan_from_recipe(recipe), await check_recipe(store, recipe, recipe_folder)
     async with (
         settings.connect_bus() as bus,
         settings.connect_index() as index,

@@ -74,7 +74,7 @@ class GeneratingMember(ABC):
     """Updates of the batch that it has taken, where they have made no version yet."""
     inner: str = ""
     """Digest of the weights that they have made."""
-    beside: float = 0.0
+    overhead_s: float = 0.0
     """Device seconds of concurrent steps and copies; they delay the next work."""
     gathered: Policy | None = None
     """Version of which each rank of a shard group holds the whole network."""
@@ -159,7 +159,7 @@ class GeneratingMember(ABC):
     def _generate(self, task: GenerateFragment) -> None:
         if self.gathered != task.policy:
             self.gathered = task.policy
-            self.beside += self.timing.gather
+            self.overhead_s += self.timing.gather
         if self.loan is not None:
             kept = self._kept
             begun = kept.pop(slot) if (slot := task.fragment.slot) in kept else self._begun(task)
@@ -178,7 +178,7 @@ class GeneratingMember(ABC):
         return self.history.drawn(self.name, seconds)
 
     def _occupy(self, seconds: float, done: Callable[[], None]) -> None:
-        self._busy, taken, self.beside = True, self.beside, 0.0
+        self._busy, taken, self.overhead_s = True, self.overhead_s, 0.0
         self._use += 1
         use = self._use
 
@@ -229,7 +229,7 @@ class GeneratingMember(ABC):
 
     def _go_on(self, work: UnfinishedFragment) -> None:
         """Generate the rest of a fragment, unless other work comes first."""
-        work.since, self._current = self.world.now + self.beside, work
+        work.since, self._current = self.world.now + self.overhead_s, work
 
         def done() -> None:
             self._current = None

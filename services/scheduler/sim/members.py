@@ -136,7 +136,7 @@ class SimMember(GeneratingMember):
             self._next()
 
         if self.one_step:
-            self.beside += self.timing.step
+            self.overhead_s += self.timing.step
             self.world.after(self.timing.step, done)
         else:
             self._occupy_when_free(self.timing.step, done)
@@ -179,7 +179,7 @@ class SimMember(GeneratingMember):
             self.world.after(self.timing.publish, weights_stored)
 
         if self.one_step:
-            self.beside += self.timing.snapshot
+            self.overhead_s += self.timing.snapshot
             self.world.after(self.timing.snapshot, copied)
             return
         self.history.works(f"{self.address}/0", "commit", 0.0, self.timing.snapshot)

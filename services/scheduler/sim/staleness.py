@@ -13,7 +13,7 @@ from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.recipes import (
     batch_shape,
     differentiated,
-    passes_beside,
+    num_forward_only_passes,
     recipe_costs,
 )
 from services.scheduler.costs.split import Split
@@ -115,7 +115,8 @@ def _counted(recipe: Recipe) -> tuple[Profile, Split]:
     trainer, share = recipe.trainer, differentiated(recipe)
     profile = counted_profile(
         batch_shape(recipe),
-        beside=passes_beside(recipe) + bool(trainer.gradient_checkpointing) * share,
+        forward_only_passes=num_forward_only_passes(recipe)
+        + bool(trainer.gradient_checkpointing) * share,
         differentiated=share,
         ranks=trainer.shard_devices,
     )

@@ -73,13 +73,13 @@ class EngineMember:
             reach("fluid.trains")  # its gradient is in memory, and nobody knows
             return shortage
 
-        return await asyncio.to_thread(self._apart, piece, train)
+        return await asyncio.to_thread(self._train_separately, piece, train)
 
     async def skip(self, piece: Piece) -> None:
         rows = piece.num_samples * piece.num_steps
-        await asyncio.to_thread(self._apart, piece, lambda: self.engine.skip_rows(rows))
+        await asyncio.to_thread(self._train_separately, piece, lambda: self.engine.skip_rows(rows))
 
-    def _apart(
+    def _train_separately(
         self, piece: Piece, train: Callable[[], MemoryShortage | None]
     ) -> MemoryShortage | None:
         """Train a piece; in deterministic mode, keep its gradient apart from all others."""

@@ -143,7 +143,7 @@ class HostExchange:
         here = meeting.on_host
         await asyncio.to_thread(self._memory.forget, meeting.message.batch)
         if not here.is_committer:
-            return await self._on_host.taken(here, own)
+            return await self._on_host.exchange_sum(here, own)
         sums = await self._on_host.gathered(here, own)
         together = await asyncio.to_thread(self._together, here, sums)
         total: Term = await self._among_hosts.total(meeting.among_hosts, together)

@@ -112,7 +112,7 @@ class Shard:
         if part.last is not None:
             with self.engine.counting(part.counts):
                 self.engine.train(group.sliced(part.last), Chunk(1, chunk.steps))
-        self._keep_apart(piece)
+        self._keep_group_gradient(piece)
 
     def skip(self, piece: Piece) -> None:
         """Count the rows of a piece without a gradient."""
@@ -120,9 +120,9 @@ class Shard:
             self.engine.begin()
         if this_rank() == 0:
             self.engine.skip_rows(piece.num_samples * piece.num_steps)
-        self._keep_apart(piece)
+        self._keep_group_gradient(piece)
 
-    def _keep_apart(self, piece: Piece) -> None:
+    def _keep_group_gradient(self, piece: Piece) -> None:
         """Keep the gradient of a group apart from all others, in deterministic mode."""
         if self._by_group:
             term = self.engine.term()

@@ -20,7 +20,7 @@ class ShardExchange(StoreExchange):
 
     async def total(self, meeting: Meeting, own: Sum) -> Term:
         if not meeting.is_committer:
-            return await self.taken(meeting, own)
+            return await self.exchange_sum(meeting, own)
         async with self.limited(meeting) as waits_for:
             others = await self.others(meeting, waits_for, _as_told)
             total = await self._added(meeting, {meeting.me: own} if own else {}, others)
@@ -29,7 +29,7 @@ class ShardExchange(StoreExchange):
                 await self.say(meeting, TOTAL, stored)
         return total
 
-    async def taken(self, meeting: Meeting, own: Sum) -> Term:
+    async def exchange_sum(self, meeting: Meeting, own: Sum) -> Term:
         async with self.limited(meeting) as waits_for:
             if own:
                 stored = await self._group.put_sum(own, meeting.message.batch)

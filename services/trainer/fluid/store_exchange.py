@@ -95,7 +95,7 @@ class StoreExchange:
 
     async def total(self, meeting: Meeting, own: Sum) -> Term:
         if not meeting.is_committer:
-            return await self.taken(meeting, own)
+            return await self.exchange_sum(meeting, own)
         sums = await self.gathered(meeting, own)
         total = await asyncio.to_thread(added, in_order(sums, meeting), self._layout)
         await self.give(meeting, total)
@@ -118,7 +118,7 @@ class StoreExchange:
             async with self.limited(meeting):
                 await self._offer(meeting, TOTAL, {WHOLE_BATCH: total})
 
-    async def taken(self, meeting: Meeting, own: Sum) -> Term:
+    async def exchange_sum(self, meeting: Meeting, own: Sum) -> Term:
         """Store this member's sum and wait for the total; raises Missed if it does not come in
         time."""
         async with self.limited(meeting) as waits_for:

@@ -117,11 +117,11 @@ class MemberVersions:
             except IntegrityError as error:
                 log.warning("version_unavailable", error=str(error))
                 newest = await patiently(self._newest, "commits_unavailable")
-                if newest == record and await self._made_again(record, error):
+                if newest == record and await self._rebuild(record, error):
                     return record
             await asyncio.sleep(RETRY_S)  # deleted meanwhile, as there are newer ones
 
-    async def _made_again(self, record: CommitRecord, damage: IntegrityError) -> bool:
+    async def _rebuild(self, record: CommitRecord, damage: IntegrityError) -> bool:
         """Make a damaged version again, if that is possible; else report a remedy."""
         version = record.policy.version
         note = f"version {version} is damaged in the store, and is made again from an older one"

@@ -195,7 +195,7 @@ def fits(device: torch.device, what: str, remedy: str) -> Iterator[None]:
         )
 
 
-def tried_again(device: torch.device, work: Callable[[], T]) -> T:
+def retry_after_release(device: torch.device, work: Callable[[], T]) -> T:
     """Returns what ``work`` returns. If it does not fit, it is repeated after all unused memory was
     released, since free memory may be fragmented."""
     try:
@@ -233,7 +233,7 @@ class RowsAtOnce:
             size = min(self.most or rows, rows)
             parts = _parts(rows, size, work)
             if size == 1:
-                parts = [partial(tried_again, self._device, part) for part in parts]
+                parts = [partial(retry_after_release, self._device, part) for part in parts]
             try:
                 return _joined([part() for part in parts])
             except (RuntimeError, MemoryError) as error:

@@ -104,7 +104,7 @@ class PathGroup:
         if self.num_states and not bool(self.trained[self.samples, 0].any()):
             steps = steps[1:]  # the first is merged, of all samples
         cut = chunks((len(self.samples), len(steps)), chunk)
-        apart = [here._apart(self.samples[samples], steps[inside]) for samples, inside in cut]
+        apart = [here._unmerged(self.samples[samples], steps[inside]) for samples, inside in cut]
         apart = [each for each in apart if len(each[0])]
         room = max(chunk.rows - len(apart[-1][0]), chunk.rows // SHARED_PART) if apart else 0
         shares_last = 0 < self.num_states <= room
@@ -155,7 +155,7 @@ class PathGroup:
         """Returns the samples that are trained at the first of the K steps."""
         return self.samples[self.trained[self.samples, 0] == 0]
 
-    def _apart(self, samples: Tensor, steps: range) -> tuple[Tensor, Tensor]:
+    def _unmerged(self, samples: Tensor, steps: range) -> tuple[Tensor, Tensor]:
         """Returns the rows (B,) that are not merged, the steps of a sample side by side: the sample
         of each, and its place among the K steps."""
         places = self.trained[samples][:, steps.start : steps.stop].flatten()

@@ -7,7 +7,7 @@ import pytest
 
 from digenrl.planning.recipes import with_staleness
 from services.scheduler.costs.profile import load_profile
-from services.scheduler.costs.recipes import fit_to_recipe, passes_beside, profile_for
+from services.scheduler.costs.recipes import fit_to_recipe, num_forward_only_passes, profile_for
 from services.scheduler.costs.seconds import training_work
 from shared.errors import UserError
 from shared.models.published import PUBLISHED
@@ -82,7 +82,9 @@ def test_an_old_policy_is_one_more_pass_of_every_row() -> None:
     profile = load_profile("wan2.1-14b")
     nft = {"algorithm__name": "diffusion-nft", "sampling__first_window_starts": (0, 0)}
     old, none = (_recipe(**nft, algorithm__nft_decay=decay) for decay in (1, 0))
-    assert (passes_beside(old), passes_beside(none)) == (2, 1), "and one of the base model"
+    assert (num_forward_only_passes(old), num_forward_only_passes(none)) == (2, 1), (
+        "and one of the base model"
+    )
     seconds = [fit_to_recipe(profile, each).variant.rho for each in (old, none)]
     assert seconds[0] - seconds[1] == pytest.approx(1)
 

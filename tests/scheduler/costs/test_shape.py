@@ -96,14 +96,16 @@ def test_equivalents_are_rows_with_a_backward_pass_as_two(shape: Shape, fragment
         generated_rows(shape, fragment, 1)
     )
     rows = trained_rows(shape, shape.group_size, 1) / shape.group_size
-    assert training_equivalents(shape, beside=1) == pytest.approx(4 * rows)
-    assert training_equivalents(shape, beside=0) == pytest.approx(3 * rows)
-    assert training_equivalents(shape, beside=0, differentiated=0.5) == pytest.approx(2 * rows)
+    assert training_equivalents(shape, forward_only_passes=1) == pytest.approx(4 * rows)
+    assert training_equivalents(shape, forward_only_passes=0) == pytest.approx(3 * rows)
+    assert training_equivalents(shape, forward_only_passes=0, differentiated=0.5) == pytest.approx(
+        2 * rows
+    )
 
 
 def _equivalents(shape: Shape) -> tuple[float, float]:
     """Return the forward-equivalents of a sample, and the share of training in them."""
-    training = training_equivalents(shape, beside=1)
+    training = training_equivalents(shape, forward_only_passes=1)
     both = training + rollout_equivalents(shape, shape.group_size)
     return both, training / both
 

@@ -60,7 +60,7 @@ def test_where_the_trainer_is_the_bottleneck_it_does_not_pay(workers: int) -> No
 @pytest.mark.parametrize("workers", [1, 12])
 def test_what_is_forecast_is_what_the_simulator_shows(workers: int) -> None:
     recipe = digits(SHARED, workers, schedule__tag="off", schedule__fragment_size=12)
-    profile = counted_profile(batch_shape(recipe), beside=1)
+    profile = counted_profile(batch_shape(recipe), forward_only_passes=1)
     split = Split({DEVICE: workers}, {DEVICE: 1})
     schedule = recipe.run_schedule
     strict, ahead = (

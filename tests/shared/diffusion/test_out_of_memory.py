@@ -9,7 +9,12 @@ from torch import Tensor
 
 from shared.devices.protocols import GeneratedFragment
 from shared.diffusion.generation import Generator
-from shared.diffusion.loading.device import choose_kernels, fits, is_out_of_memory, tried_again
+from shared.diffusion.loading.device import (
+    choose_kernels,
+    fits,
+    is_out_of_memory,
+    retry_after_release,
+)
 from shared.diffusion.loading.models import Conditions
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.sampling.tensors import unpack, unpack_trajectory
@@ -132,7 +137,7 @@ def test_what_the_work_held_is_free_when_the_cache_is_emptied(
     with pytest.raises(OutOfMemory), fits(torch.device("cpu"), "work", "remedy"):
         work()
     with pytest.raises(torch.OutOfMemoryError):
-        tried_again(torch.device("cpu"), work)
+        retry_after_release(torch.device("cpu"), work)
     assert freed == [True, True]
 
 

@@ -25,7 +25,7 @@ def batch_advantages(plan: Plan, batch: BatchState) -> Advantages | None:
     return plan.advantages.for_batch([_scored(group) for group in batch.groups])
 
 
-def send_again(state: State, fluid: FluidState) -> State:
+def requeue_sent_groups(state: State, fluid: FluidState) -> State:
     """Take back all groups of the batch that were sent, and all sums."""
     for index in fluid.groups:
         group = state.find_group(fluid.batch, index)

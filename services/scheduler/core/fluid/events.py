@@ -123,11 +123,11 @@ def group_changed(plan: Plan, state: State, batch: int, index: int) -> State:
         return state
     if group.sent and group.attempt == fluid.groups[index].attempt:
         return state
-    is_apart = plan.updates > 1 and _begins_again(plan, state)
+    is_apart = plan.updates > 1 and _restarts_update(plan, state)
     if is_apart and (fluid.update or fluid.step is not None):
         fluid = next_attempt(fluid, fluid.attempt + 1)
     if batch_std.is_batch_std(plan):
-        return batch_std.send_again(state, fluid)
+        return batch_std.requeue_sent_groups(state, fluid)
     owners = sorted(fluid.owners(index))
     for owner in owners:
         fluid = fluid.invalidate_sum(owner)
@@ -137,7 +137,7 @@ def group_changed(plan: Plan, state: State, batch: int, index: int) -> State:
     return replace(state, fluid=fluid)
 
 
-def _begins_again(plan: Plan, state: State) -> bool:
+def _restarts_update(plan: Plan, state: State) -> bool:
     """Whether a batch cannot continue without a group after an update: the weights that generate
     the group may be gone, and advantages over the batch's deviation use all its rewards."""
     return updates_replace_version(plan, state) or batch_std.is_batch_std(plan)

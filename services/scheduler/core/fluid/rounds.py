@@ -268,7 +268,7 @@ def _commit(plan: Plan, state: State, now: float, commands: list[FluidCommand]) 
     waits = [a for a in step.holders if a not in fluid.gone and a not in step.stepped]
     if waits and not expired:
         return state
-    return _again(plan, state, fluid, now, commands)
+    return _retrain_batch(plan, state, fluid, now, commands)
 
 
 def _could_train(state: State, fluid: FluidState) -> bool:
@@ -293,7 +293,7 @@ def _go_on(
         return replace(state, fluid=following)
     if able or (waits and not expired):
         return state
-    return _again(plan, state, fluid, now, commands)
+    return _retrain_batch(plan, state, fluid, now, commands)
 
 
 def _next_after(step: OrderedStep, able: list[str]) -> str:
@@ -315,7 +315,7 @@ def _name(
     return replace(state, fluid=fluid)
 
 
-def _again(
+def _retrain_batch(
     plan: Plan, state: State, fluid: FluidState, now: float, commands: list[FluidCommand]
 ) -> State:
     """All members that have stepped are lost: train the batch again, if any member could."""
