@@ -9,7 +9,7 @@ CHEAP = ("r2", "r6", "r9")
 """Begin the names of those that are tried each time."""
 FOUND = {
     "nothing_begins_again": (22, "not finished"),
-    "m14_a_sum_that_lacks_a_share_ends_its_reader": (665, "KeyError"),
+    "m14_a_sum_that_lacks_a_share_ends_its_reader": (685, "KeyError"),
     "r3_results_count_whoever_sends_them": (349, "are not trained once"),
     "r1_an_answer_lacks_its_update": (21, "not finished"),
     "r2_rules_and_listings_take_any_folder": (22, "has written"),
@@ -45,7 +45,7 @@ FOUND = {
         "has a staleness of 1",
     ),
     "a_device_that_hangs_keeps_its_fragments+nobody_checks_the_staleness_of_tasks": (
-        172,
+        33,
         "not finished",
     ),
     "a_share_is_counted_twice+an_early_fragment_is_generated_by_the_new_version": (
