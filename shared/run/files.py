@@ -149,12 +149,20 @@ def record_file(key: str, path: Path) -> FileRecord:
 
 def check_same_file(key: str, stored: FileRecord, found: FileRecord) -> None:
     """Raises UserError, one line with both digests, if the digests differ."""
-    if stored.digest != found.digest:
+    if stored.digest == found.digest:
+        return
+    digests = found.digest[:12], stored.digest[:12]
+    if (stored.host, stored.path) == (found.host, found.path):
         raise UserError(
-            f"{key}: {found.path} on {found.host} has the digest {found.digest[:12]}, and the run "
-            f"uses {stored.path} on {stored.host} with {stored.digest[:12]}; copy that one here, "
-            f"or set {ROOT} to the folder that holds it"
+            f"{key}: {found.path} was changed since the run began: it has the digest {digests[0]}, "
+            f"and the run uses {digests[1]}. A run keeps its files: restore this one, or start a "
+            "new run with `--fresh`"
         )
+    raise UserError(
+        f"{key}: {found.path} on {found.host} has the digest {digests[0]}, and the run uses "
+        f"{stored.path} on {stored.host} with {digests[1]}; copy that one here, or set {ROOT} to "
+        "the folder that holds it"
+    )
 
 
 def _is_missing(key: str, path: Path) -> str:
