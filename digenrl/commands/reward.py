@@ -32,7 +32,7 @@ def try_reward(
     images: Annotated[Path, typer.Option(help="folder with images; a folder in it is a video")],
     prompts: Annotated[
         Path | None,
-        typer.Option(help="prompts as a recipe's data.prompts: one for all, or one for each image"),
+        typer.Option(help="file with prompts, a line for each image or one line for all"),
     ] = None,
     patience: Annotated[float, typer.Option(min=0.01, help="seconds for a call")] = 120.0,
     groups: Annotated[

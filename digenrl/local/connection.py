@@ -123,7 +123,9 @@ def _live_client(
     from digenrl.api.client import NoAnswer, Refused
 
     is_known = (
-        in_progress(run.folder) if run.is_local else address.last_address(run.folder, service)
+        in_progress(run.folder) and read_progress(run.folder).state != "reporting"
+        if run.is_local
+        else address.last_address(run.folder, service)
     )
     if not (scheduler or is_known):
         return None

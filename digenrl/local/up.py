@@ -36,6 +36,7 @@ from digenrl.local.running.evaluation import LocalEvaluation
 from digenrl.local.runs import Run
 from digenrl.local.store import noted_store
 from digenrl.planning.entries import EVALUATOR
+from digenrl.reading.wording import cause
 from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView, WorkerView
 from shared.process.outgoing import SETTING, named_in
@@ -242,7 +243,7 @@ async def _show_link(page: Api, display: Display) -> None:
         async with asyncio.timeout(PAGE_TIMEOUT_S):
             while (link := await page.link()) is None:  # noqa: ASYNC110 -- another process
                 await asyncio.sleep(POLL_S / 5)
-            display.tell(f"the run's page, in a browser, once within ten minutes: {link}")
+            display.tell(f"link to the run's page (works once, for ten minutes): {link}")
 
 
 def _record_work(supervisor: Supervisor, workers: list[dict[str, Any]]) -> None:
@@ -281,7 +282,10 @@ async def _watch(
                 resume = False
             elif phase in ("finished", "stopped", "failed"):
                 if run["failure"] is not None:
-                    display.console.print(run["failure"], highlight=False)
+                    newest = await api.get("/v1/dead-letters?limit=1") or []
+                    why = [f"newest dead letter: {cause(each['reason'])}" for each in newest]
+                    line = "; ".join([run["failure"], *why])
+                    display.console.print(line, highlight=False, soft_wrap=True)
                 return phase  # type: ignore[no-any-return]
             elif phase == "running":
                 resume = False

@@ -25,6 +25,8 @@ from shared.run.usage import BatchUsage, DeviceUse
 
 SLOW_WORKER_FACTOR = 2.0
 """Times the mean of equal devices from which a worker's host is worth a look."""
+WARM_UP_STEPS = 2
+"""Steps whose times include the warm-up of devices."""
 GENERATION_WAITS = ("waiting_for_rollout", "tail")
 """Waits that a slow device can cause by generating."""
 
@@ -121,7 +123,9 @@ def read(facts: RunFacts) -> RunReading:
         seconds_per_step=schedule.seconds_per_step,
         utilisation=schedule.utilisation,
         bottleneck=_bottleneck(facts, schedule, settings),
-        throughput=throughput(load, waits, run.run, advises=settings is not None),
+        throughput=throughput(
+            load, waits, run.run, advises=settings is not None and run.step > WARM_UP_STEPS
+        ),
         alarms=alarms(facts),
         load=load,
         workers=list(facts.workers),

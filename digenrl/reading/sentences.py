@@ -108,8 +108,8 @@ def bottleneck(
             over, so that nothing can be changed.
         fails: whether work fails and is repeated, as `alarms.is_failing` reports it.
     """  # fmt: skip
-    if schedule.utilisation is None or not schedule.bubbles:
-        return "What devices wait for is known after the second batch."
+    if schedule.utilisation is None:
+        return "What devices wait for is known after a batch that was measured from start to end."
     share, use = schedule.utilisation, main_wait(schedule)
     if not use:
         return f"Rollout and trainer devices are at work {share:.0%} of their time."
@@ -145,7 +145,8 @@ def throughput(
     Args:
         waits: for what devices wait most, as `main_wait` returns it.
         run: name of the run, for commands.
-        advises: whether the run is in progress, so that advice is useful.
+        advises: whether advice is useful: the run is in progress, and its first steps, in which
+            devices warm up, are not all that is measured.
     """
     if load is None or load.samples_per_second is None:
         return ""
@@ -159,10 +160,9 @@ def throughput(
     if forecast is None or bound is None:
         return f"{pace}; what is possible is not learned yet."
     advice = _advice(now, forecast, bound, waits).format(run=run) if advises else ""
-    return (
-        f"{pace}; the schedule's forecast is {figure(forecast)}, and no schedule gets beyond about "
-        f"{figure(bound)} on these devices.{advice and ' '}{advice}"
-    )
+    limit = f", and no schedule gets beyond about {figure(bound)} on these devices"
+    limit = limit if now <= bound else ""  # a bound of learned times may be too low
+    return f"{pace}; the schedule's forecast is {figure(forecast)}{limit}.{advice and ' '}{advice}"
 
 
 def _advice(now: float, forecast: float, bound: float, waits: str) -> str:
@@ -186,10 +186,16 @@ def status(run: RunView, *, is_live: bool) -> str:
         )
     at_failure = "; pauses at the next failure" if run.pause_at_failure else ""
     if run.phase == "running" and run.waiting_for != "nothing":
-        return f"running, waits for {run.waiting_for}{at_failure}"
+        return f"running, waits for {awaited(run)}{at_failure}"
     if run.phase == "waiting" and run.missing_workers:
         return f"waiting for a worker of: {', '.join(run.missing_workers)}"
     return f"{run.phase}{at_failure}"
+
+
+def awaited(run: RunView) -> str:
+    """Return what a run waits for: in fluid mode, no worker of rollout may exist."""
+    work = {"rollout": "generation", "reward": "scores", "trainer": "training"}
+    return work.get(run.waiting_for, run.waiting_for)
 
 
 def slow_scorer(waits: str, workers: Sequence[WorkerView]) -> str:

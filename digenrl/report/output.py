@@ -10,7 +10,7 @@ from rich.table import Table
 
 from digenrl.report.summary import Summary, schedule_rows
 from shared.recipe.recipe import Recipe
-from shared.recipe.rewards import ScorerTable
+from shared.recipe.rewards import PYTHON, ScorerTable
 from shared.run.run_recipe import evaluated_on
 
 CLASSIFIER = "digit-probability"
@@ -44,7 +44,7 @@ def figure_fields(recipe: Recipe) -> dict[str, str]:
 
 def _scorer(scorer: ScorerTable) -> str:
     weight = "" if scorer.weight == 1 else f"{scorer.weight:g} x "
-    return f"{weight}{scorer.type}"
+    return f"{weight}{scorer.name if scorer.type == PYTHON else scorer.type}"
 
 
 def make_table(summary: Summary, rows: Mapping[str, str]) -> Table:

@@ -65,7 +65,7 @@ def test_nothing_is_advised_that_a_run_has_already() -> None:
 
 def test_no_setting_is_named_where_none_would_help() -> None:
     assert sentence(training=95.0, tail=5.0).endswith("at work 95% of their time.")
-    assert "after the second batch" in bottleneck(summarise_schedule([], []))
+    assert "after a batch that was measured" in bottleneck(summarise_schedule([], []))
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,7 @@ def test_no_setting_is_named_where_none_would_help() -> None:
     [
         (None, 1.0, 2.0, r"\A\Z"),
         (9.0, None, None, "not learned yet"),
+        (12.0, 10.0, 11.0, r"forecast is 10\.\Z"),
         (9.0, 10.0, 11.0, r"no schedule gets beyond about 11 on these devices\.\Z"),
         (5.0, 10.0, 11.0, "slower than its schedule explains"),
         (10.0, 10.0, 20.0, "leaves devices idle: in another run, another split"),
@@ -156,7 +157,7 @@ def test_drained_workers_are_counted_beside_the_others() -> None:
         (run(phase="failed"), False, "failed"),
         (run(phase="stopped", step=7), False, "not running; stopped after step 7"),
         (run(), True, "running"),
-        (run(waiting_for="reward"), True, "running, waits for reward"),
+        (run(waiting_for="reward"), True, "running, waits for scores"),
         (run(phase="paused"), True, "paused"),
         (run(pause_at_failure=True), True, "running; pauses at the next failure"),
         (run(phase="waiting", missing_workers=["trainer"]), True,

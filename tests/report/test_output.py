@@ -33,9 +33,10 @@ def test_the_table_names_the_rewards_that_were_used() -> None:
     ]
     own = [
         {"name": "mine", "type": "remote", "url": "http://scorers:8100"},
+        {"name": "round", "type": "python", "source": "own.py:score"},
         {"name": "calm", "type": "jpeg-compressibility", "weight": 0.5},
     ]
     assert list(figure_fields(override(digits, {"reward.scorers": own})))[:2] == [
-        "training reward: remote + 0.5 x jpeg-compressibility",
+        "training reward: remote + round + 0.5 x jpeg-compressibility",
         "proxy accuracy (classifier, not trained on)",
     ]

@@ -238,7 +238,7 @@ def test_what_a_run_does_now_is_asked_from_its_scheduler(run: Run, tokens: Token
     client = client_of(run, tokens, scheduler_of(answers, asked))
     client.headers.update(tokens.headers("operator"))
     text = client.get("/").text
-    assert "running, waits for rollout" in text and "1 min 23 s left" in text
+    assert "running, waits for generation" in text and "1 min 23 s left" in text
     assert "no worker of: reward" in text and "dead letters: 2 are open" in text
     assert '<a href="/letters">the page of dead letters</a> has why' in text
     assert 'data-post="/v1/run/pause"' in text

@@ -146,6 +146,11 @@ def _pixels(path: Path) -> Pixels:
 def _metadata(prompts: Path | None, samples: Sequence[Pixels]) -> Metadata:
     if prompts is None:
         return [{"prompt": ""}] * len(samples)
+    if not prompts.exists():
+        raise UserError(
+            f"--prompts: no file {prompts}; name a file with a prompt on each line, for each image "
+            "or one for all"
+        )
     rows = read_rows(prompts)
     if len(rows) not in (1, len(samples)):
         raise UserError(

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from digenrl.reading.facts import RunFacts
 from digenrl.reading.reading import RunReading, read
+from digenrl.reading.sentences import awaited
 from digenrl.reading.wording import clock, describe_shortage, describe_work, figure
 from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView, WorkerView
@@ -179,7 +180,7 @@ def _outlook(run: RunView) -> str:
         return _eta(run.eta_seconds)
     if run.waiting_for == "nothing":
         return run.phase
-    return f"waiting for {run.waiting_for}  {_eta(run.eta_seconds)}"
+    return f"waiting for {awaited(run)}  {_eta(run.eta_seconds)}"
 
 
 def _eta(seconds: float | None) -> str:
