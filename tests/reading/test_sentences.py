@@ -122,8 +122,8 @@ def test_commands_in_sentences_name_the_run_and_lead_to_its_pages() -> None:
 
 
 def test_numbers_have_three_digits_and_no_exponent() -> None:
-    said = throughput(load_of(1213.4, 1234.0, 1107.0))
-    assert said.startswith("1,210 samples") and "about 1,110 on" in said
+    said = throughput(load_of(1213.4, 1234.0, 1307.0))
+    assert said.startswith("1,210 samples") and "about 1,310 on" in said
     assert [figure(each) for each in (0.0, 8.0, 0.00533, 2.5e-7, 9999.0)] == [
         "0", "8", "0.00533", "0.00000025", "10,000",
     ]  # fmt: skip
