@@ -364,3 +364,14 @@ def test_trying_it_prints_scores_and_reasons(file: Path, tmp_path: Path) -> None
     assert found["mean"] == 20.0 and found["parameters"] == ["image", "digit"]
     shown = CliRunner().invoke(app, words).stdout
     assert "20.png  no score: ValueError: of my own (mine.py, line 6)" in shown
+
+
+@pytest.mark.parametrize("text", ["a red fox", "a red fox " * 40])
+def test_a_prompt_in_place_of_a_file_with_prompts_is_refused(
+    text: str, file: Path, tmp_path: Path
+) -> None:
+    Image.new("RGB", (4, 4)).save(tmp_path / "black.png")
+    words = ["reward", "try", f"{file}:fault", "--images", str(tmp_path), "--prompts", text]
+    tried = CliRunner().invoke(app, words)
+    assert isinstance(tried.exception, UserError)
+    assert str(tried.exception).startswith(f"--prompts: no file {text}; name a file with")

@@ -1,6 +1,7 @@
 """Tries a reward function of the user's own on images of a folder, as a reward worker would."""
 
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -146,7 +147,7 @@ def _pixels(path: Path) -> Pixels:
 def _metadata(prompts: Path | None, samples: Sequence[Pixels]) -> Metadata:
     if prompts is None:
         return [{"prompt": ""}] * len(samples)
-    if not prompts.exists():
+    if not os.path.exists(prompts):  # noqa: PTH110 -- of a long text, Path.exists raises
         raise UserError(
             f"--prompts: no file {prompts}; name a file with a prompt on each line, for each image "
             "or one for all"
