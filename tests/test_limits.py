@@ -1,5 +1,6 @@
 """The limits of every service: a change of one is a change here as well."""
 
+from datetime import timedelta
 from importlib import import_module
 
 import pytest
@@ -7,6 +8,32 @@ import pytest
 from tests.paths import ROOT
 
 LIMITS: dict[str, dict[str, object]] = {
+    "services.reward.limits": {
+        "MAX_TASK_LOOKUPS": 3,
+        "TASK_LOOKUP_INTERVAL_S": 0.5,
+        "MAX_FRAGMENTS": 2,
+        "DEADLINE_FACTOR": 10,
+        "MIN_DEADLINE_S": 120.0,
+        "FIRST_DEADLINE_S": 1800.0,
+        "HANG_CHECK_S": 0.5,
+        "LAST_ATTEMPT": 2,
+        "MAX_RETRIES": 2,
+        "MAX_BODY": 268_435_456,
+        "MAX_ITEMS": 1024,
+        "MAX_BYTES": 4_194_304,
+        "FIRST_WAIT_S": 0.1,
+        "MAX_WAIT_S": 5.0,
+        "MAX_ANSWER_BYTES": 4_194_304,
+        "CONNECT_S": 10.0,
+        "BUILD_S": 1800.0,
+        "EXIT_TIMEOUT_S": 10.0,
+        "SILENCE_TIMEOUT_S": 60.0,
+    },
+    "services.rollout.limits": {
+        "MAX_PENDING_RESULTS": 2,
+        "DRAIN_S": 2.0,
+        "IDLE_RECHECK_S": 2.0,
+    },
     "services.scheduler.limits": {
         "LEASE_S": 5.0,
         "NAME_TAKEOVER_S": 2.5,
@@ -62,6 +89,28 @@ LIMITS: dict[str, dict[str, object]] = {
         "MAX_REASON": 4000,
         "MAX_SUBJECT": 300,
         "MAX_LETTER_BYTES": 65_536,
+    },
+    "services.trainer.limits": {
+        "DEADLINE_CHECK_S": 0.2,
+        "STEP_WAIT_S": 5.0,
+        "FIRST_VERSION_S": 60.0,
+        "LOST_VERSION_RETRY_S": 30.0,
+        "MAX_SUMS": 2,
+        "RANK_TIMEOUT": timedelta(seconds=31536000),
+        "MAX_SENT_GROUPS": 2,
+        "DRAIN_S": 2.0,
+        "GROUP_TIMEOUT_S": 2.5,
+        "GROUP_POLL_S": 0.1,
+        "MAX_KEPT_GROUPS": 3,
+        "MAX_PENDING_RESULTS": 2,
+        "GROUP_EXCHANGE_POLL_S": 0.05,
+        "GRACE_S": 3.0,
+        "WATCHDOG_S": 600.0,
+        "STORE_EXCHANGE_POLL_S": 0.05,
+        "PRESENCE_S": 2.0,
+        "MAX_UNPACKED_GROUPS": 3,
+        "SOLO_MEETING_S": 3600.0,
+        "MAX_CACHED_BYTES": 536_870_912,
     },
 }
 """Name and value of every limit, by module."""

@@ -9,6 +9,7 @@ from functools import partial
 
 import structlog
 
+from services.reward import limits
 from services.reward.scorer import WeightedScorer, scorer_inputs
 from services.reward.scoring import MediaSize, ScoringOutcome, load_source, read_media, score_each
 from shared.bus.queue import Delivery
@@ -28,19 +29,6 @@ from shared.process.watchdog import WARNING_SHARE
 from shared.process.worker import WorkerContext, patiently
 from shared.run.sources import SourceImages
 from shared.telemetry import FRAGMENTS, STAGE_SECONDS
-
-TASK_LOOKUPS, TASK_LOOKUP_INTERVAL_S = 3, 0.5
-"""How often, and after how long each time, the task of a result is looked for."""
-FRAGMENTS_AT_ONCE = 2
-"""Fragments at a time: one is scored while the media of the next are fetched."""
-DEADLINE_FACTOR, MIN_DEADLINE_S, FIRST_DEADLINE_S = 10, 120.0, 1800.0
-"""The deadline of a fragment: this many times the slowest fragment so far, at least the second
-number of seconds, and the third before the first is scored."""
-HANG_CHECK_S = 0.5
-"""Seconds between two looks whether a scorer still hangs."""
-LAST_ATTEMPT = 2
-"""From this attempt on, all of a fragment's samples may be without a score: another device has
-generated them by then, with the same result."""
 
 MIN_SAMPLES_FOR_WARNING = 100
 """Samples from which equal scores of all of them are no accident."""
@@ -85,7 +73,7 @@ class RewardApp:
         self._worker.rest()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._worker.report(self._bus))
-            for _ in range(FRAGMENTS_AT_ONCE):
+            for _ in range(limits.MAX_FRAGMENTS):
                 tasks.create_task(self._work(tasks))
 
     async def _work(self, tasks: asyncio.TaskGroup) -> None:
@@ -95,7 +83,7 @@ class RewardApp:
                 if self._worker.progress.hangs(
                     WARNING_SHARE
                 ):  # others do it, and this process ends
-                    await asyncio.sleep(HANG_CHECK_S)
+                    await asyncio.sleep(limits.HANG_CHECK_S)
                     continue
                 delivery = await queue.next()
                 if self._worker.progress.hangs(WARNING_SHARE):
@@ -128,8 +116,8 @@ class RewardApp:
     async def _put_off(self, delivery: Delivery, event: FragmentGenerated) -> None:
         """Look again a little later for the task of a result: where NATS has lost both, the result
         may come again before the scheduler has given the same task once more. Then pass it over."""
-        if delivery.number < TASK_LOOKUPS:
-            await delivery.give_back(TASK_LOOKUP_INTERVAL_S)
+        if delivery.number < limits.MAX_TASK_LOOKUPS:
+            await delivery.give_back(limits.TASK_LOOKUP_INTERVAL_S)
             return
         FRAGMENTS.labels(stage="reward", outcome="refused").inc()
         slot = str(event.fragment.slot)
@@ -141,10 +129,10 @@ class RewardApp:
         if self._deadline_s is not None:
             return self._deadline_s
         if self._seconds is None or not isinstance(message, FragmentGenerated):
-            return FIRST_DEADLINE_S
+            return limits.FIRST_DEADLINE_S
         one = message.fragment.num_samples * self._seconds
-        usual = max(MIN_DEADLINE_S, DEADLINE_FACTOR * FRAGMENTS_AT_ONCE * one)
-        return usual + FRAGMENTS_AT_ONCE * self._longest_s
+        usual = max(limits.MIN_DEADLINE_S, limits.DEADLINE_FACTOR * limits.MAX_FRAGMENTS * one)
+        return usual + limits.MAX_FRAGMENTS * self._longest_s
 
     async def _tell(
         self, event: FragmentGenerated, scored: FragmentScored, delivery: contextlib.AsyncExitStack
@@ -194,7 +182,7 @@ class RewardApp:
         images = read_media(media, event.fragment.num_samples, self._size)
         edited = None if source is None else load_source(source, images, self._background)
         metadata = [scorer_inputs(event.prompt, edited)] * len(images)
-        is_last = event.fragment.attempt >= LAST_ATTEMPT
+        is_last = event.fragment.attempt >= limits.LAST_ATTEMPT
         found: dict[str, ScoringOutcome] = {}
         for scorer in self._scorers:
             began = time.monotonic()

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from services.reward import limits
 from shared.errors import UserError
 from shared.recipe.rewards import FUNCTION, ScorerTable
 
@@ -36,7 +37,6 @@ PROMPT_PARAMETERS = ("prompt", "metadata", "source_images")
 PARAMETERS = (*SAMPLE_PARAMETERS, *GROUP_PARAMETERS, *PROMPT_PARAMETERS)
 INLINE_METADATA = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
 """The block of inline metadata, as PEP 723 defines it."""
-MAX_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +155,9 @@ def split_source(source: str) -> tuple[Path, str]:
 
 def _read_text(path: Path) -> str:
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise UserError(f"source: {path} has more than {MAX_BYTES >> 20} MiB; it is no source")
+        if path.stat().st_size > limits.MAX_BYTES:
+            mib = limits.MAX_BYTES >> 20
+            raise UserError(f"source: {path} has more than {mib} MiB; it is no source")
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a text"

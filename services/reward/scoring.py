@@ -6,6 +6,7 @@ from typing import Self
 
 import structlog
 
+from services.reward import limits
 from services.reward.scorer import Media, Metadata, WeightedScorer
 from shared.errors import ContractError, SamplesFailed, ScorerUnavailable, ScoringError
 from shared.learning.pictures import WHITE, decoded
@@ -74,8 +75,6 @@ def load_source(file: bytes, media: Media, background: str = WHITE) -> Media:
 
 
 NOT_FINITE = f"a score that is not finite, or over {MAX_SCORE:g}"
-RETRIES = 2
-"""Times that a sample which failed is scored again, alone."""
 
 log = structlog.get_logger()
 
@@ -111,7 +110,7 @@ def score_each(
     first = _tried(scorer, images, metadata)
     scores, reasons = list(first.scores), dict(first.reasons)
     again = set() if scorer.whole_groups else reasons.keys() - first.final
-    for _ in range(RETRIES):
+    for _ in range(limits.MAX_RETRIES):
         for sample in sorted(again):
             alone = slice(sample, sample + 1)
             tried = _tried(scorer, images[alone], metadata[alone])

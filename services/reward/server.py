@@ -11,6 +11,7 @@ import numpy as np
 import structlog
 from fastapi import FastAPI, HTTPException, Request, Response
 
+from services.reward import limits
 from services.reward.scorer import SOURCES, WeightedScorer
 from services.reward.wire import (
     MSGPACK,
@@ -28,8 +29,6 @@ from shared.process.http_api import add_docs, add_problems
 from shared.process.http_guard import BodyLimits
 from shared.process.service import Health, probes
 
-MAX_BODY = 256 << 20
-"""Bytes of a request."""
 UPLOAD_LIMITS = BodyLimits(content_types=(MSGPACK,), max_bytes=None)
 """Bodies that are read in parts, up to that size."""
 
@@ -65,8 +64,9 @@ async def _body(request: Request) -> bytes:
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
-        if size > MAX_BODY:
-            raise HTTPException(413, f"the body has more than {MAX_BODY >> 20} MiB; send less")
+        if size > limits.MAX_BODY:
+            mib = limits.MAX_BODY >> 20
+            raise HTTPException(413, f"the body has more than {mib} MiB; send less")
         parts.append(part)
     return b"".join(parts)
 

@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from services.reward import limits
 from shared.errors import ContractError
 from shared.messages.records import is_empty
 
 MSGPACK = "application/msgpack"
-MAX_ITEMS = 1024
 DTYPES = {"uint8": np.uint8, "float32": np.float32}
 
 Array = npt.NDArray[Any]
@@ -65,7 +65,7 @@ class WireSample(Wire):
 
 
 class ScoreRequest(Wire):
-    items: tuple[WireSample, ...] = Field(min_length=1, max_length=MAX_ITEMS)
+    items: tuple[WireSample, ...] = Field(min_length=1, max_length=limits.MAX_ITEMS)
 
     @model_validator(mode="after")
     def _ids_differ(self) -> Self:

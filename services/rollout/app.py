@@ -13,6 +13,7 @@ from collections.abc import Awaitable
 
 import structlog
 
+from services.rollout import limits
 from services.rollout.policy_loader import PolicyLoader
 from shared.devices.conditions import EncodedConditions, FragmentQueue, QueuedFragment
 from shared.devices.protocols import FragmentGeneration, GeneratedFragment, RolloutDevice
@@ -25,10 +26,6 @@ from shared.process.worker import WorkerContext
 from shared.run.previews import PreviewRule
 from shared.run.sources import SourceImages
 from shared.run.versions import VersionIndex
-
-MAX_PENDING_RESULTS = 2
-"""Results that are stored at a time, while the device works on the next fragment."""
-DRAIN_S = 2.0
 
 log = structlog.get_logger()
 
@@ -67,7 +64,7 @@ class RolloutApp:
         """Held while a fragment is decoded and packed, and until one more may be stored."""
         self._decoded: GenerateFragment | None = None
         """The fragment that is decoded."""
-        self._storing = asyncio.Semaphore(MAX_PENDING_RESULTS)
+        self._storing = asyncio.Semaphore(limits.MAX_PENDING_RESULTS)
 
     async def run(self) -> None:
         await self._bus.wait_for_streams()
@@ -173,6 +170,6 @@ class RolloutApp:
         left = [task for task in (self._decoded, self._current) if task is not None]
         left += self._waiting.remove(lambda _: True)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DRAIN_S):
+            async with asyncio.timeout(limits.DRAIN_S):
                 for task in left:
                     await self._publisher.release(task, "draining")

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import structlog
 
+from services.rollout import limits
 from shared.bus.bus import Bus
 from shared.errors import ContractError, DigenRLError
 from shared.messages import subjects
@@ -30,9 +31,6 @@ from shared.telemetry import STAGE_SECONDS
 
 MAX_PENDING_RESULTS = 2
 """Results that are stored at a time, while the device encodes the next prompt."""
-IDLE_RECHECK_S = 2.0
-"""Seconds after which an idle encoder looks whether what it knows to be stored still is, and
-whether the run has been given more steps."""
 
 log = structlog.get_logger()
 
@@ -105,7 +103,7 @@ class EncoderApp:
                 await self._encode(prompt, tasks)
                 continue
             try:
-                async with asyncio.timeout(IDLE_RECHECK_S):
+                async with asyncio.timeout(limits.IDLE_RECHECK_S):
                     await self._newer.wait()
             except TimeoutError:
                 await self._recheck()

@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from services.reward.app import FIRST_DEADLINE_S, MIN_DEADLINE_S, TASK_LOOKUP_INTERVAL_S, RewardApp
+from services.reward import limits
+from services.reward.app import RewardApp
 from shared.bus import queue as bus_queue
 from shared.bus.bus import Bus
 from shared.messages import subjects
@@ -58,9 +59,9 @@ async def test_what_a_scorer_hangs_at_is_scored_by_another_and_the_first_result_
 def test_a_scorer_may_take_ten_times_what_it_took_before() -> None:
     app = RewardApp([], context_alone())
     event = examples.generated(examples.task())
-    assert app._patience(event) == FIRST_DEADLINE_S
+    assert app._patience(event) == limits.FIRST_DEADLINE_S
     app._seconds = 0.01
-    assert app._patience(event) == MIN_DEADLINE_S
+    assert app._patience(event) == limits.MIN_DEADLINE_S
     app._seconds = 60.0
     assert app._patience(event) == 10 * 2 * 2 * 60.0
 
@@ -73,7 +74,7 @@ async def test_a_result_that_comes_before_its_task_is_scored_and_one_without_is_
     for group in (1, 0):
         await bus.publish(await generated(folder_store, group))
     scoring = asyncio.create_task(app_of(bus, folder_store, Works()).run())
-    await asyncio.sleep(TASK_LOOKUP_INTERVAL_S / 2)
+    await asyncio.sleep(limits.TASK_LOOKUP_INTERVAL_S / 2)
     await bus.publish(examples.task(group=0))
     [received] = await first(bus, subjects.REW, 1)
     assert isinstance(received, FragmentScored) and received.fragment.group == 0

@@ -129,7 +129,7 @@ async def encoders(
 
 @pytest.fixture
 def start(nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
-    monkeypatch.setattr("services.rollout.encoder.IDLE_RECHECK_S", 0.1)
+    monkeypatch.setattr("services.rollout.limits.IDLE_RECHECK_S", 0.1)
     return partial(encoders, nats_url, tmp_path)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from services.reward import limits
 from shared.errors import ScorerUnavailable, ScoringError, UserError
 from shared.proxies import through
 from shared.recipe.rewards import Judge, Remote
@@ -44,14 +45,9 @@ def read_key(settings: Judge | Remote) -> str | None:
     return key
 
 
-FIRST_WAIT_S, MAX_WAIT_S = 0.1, 5.0
 HTTP_TOO_MANY_REQUESTS = 429
 MAX_REASON = 500
 """Characters quoted of an answer."""
-
-
-MAX_ANSWER_BYTES = 4 << 20
-"""An answer has one short result per sample; a longer one is refused unread."""
 
 
 def ask(
@@ -67,7 +63,7 @@ def ask(
         ScoringError: if the server refuses, or answers more than a scorer's server can mean.
         ScorerUnavailable: if there is no answer in that time.
     """
-    deadline, wait = time.monotonic() + patience, FIRST_WAIT_S
+    deadline, wait = time.monotonic() + patience, limits.FIRST_WAIT_S
     while True:
         try:
             status, answer = _answer(client, url, deadline, body)
@@ -83,7 +79,7 @@ def ask(
             said = f"{url}: no score in {patience:.0f} s{through(url)} ({reason})"
             raise ScorerUnavailable(said)
         time.sleep(wait)
-        wait = min(2 * wait, MAX_WAIT_S)
+        wait = min(2 * wait, limits.MAX_WAIT_S)
 
 
 def _answer(
@@ -97,8 +93,8 @@ def _answer(
     with client.stream("POST", url, headers=headers, timeout=timeout, **body) as response:
         for part in response.iter_raw():
             found += part
-            if len(found) > MAX_ANSWER_BYTES:
-                raise ScoringError(f"{url} answers more than {MAX_ANSWER_BYTES >> 20} MiB")
+            if len(found) > limits.MAX_ANSWER_BYTES:
+                raise ScoringError(f"{url} answers more than {limits.MAX_ANSWER_BYTES >> 20} MiB")
             if time.monotonic() > deadline:
                 raise httpx.ReadTimeout("the answer was not complete in time")
         return response.status_code, bytes(found)

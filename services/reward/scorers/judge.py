@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, Field, ValidationError
 
+from services.reward import limits
 from services.reward.scorer import SOURCES, Media, Metadata
 from services.reward.scorers.endpoint import ask, read_key, without
 from services.reward.scorers.inputs import picture, prompts
@@ -28,7 +29,6 @@ from shared.recipe.rubrics import PUBLISHED
 
 NUMBER = re.compile(r"(?:(?:final )?score:\s*)?([0-9]+(?:\.[0-9]+)?)", re.IGNORECASE)
 RATING = re.compile(r"(\w+) Score \(1-5\):\s*([0-9]+(?:\.[0-9]+)?)")
-CONNECT_S = 10.0
 MAX_SHOWN = 200
 """Characters of an answer that an error quotes."""
 
@@ -86,7 +86,7 @@ class JudgeScorer:
     def _client(self) -> httpx.Client:
         return httpx.Client(
             headers={"authorization": f"Bearer {self._key}"} if self._key else {},
-            timeout=httpx.Timeout(self._patience, connect=min(CONNECT_S, self._patience)),
+            timeout=httpx.Timeout(self._patience, connect=min(limits.CONNECT_S, self._patience)),
             transport=CheckedTransport(
                 self._url, httpx.Limits(max_connections=self._judge.at_once)
             ),

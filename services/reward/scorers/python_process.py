@@ -19,16 +19,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from services.reward import limits
 from services.reward.reward_file import RewardFile
 from shared.errors import UserError
 
 CHILD = Path(__file__).with_name("python_child.py")
-BUILD_S = 1800.0
-"""Seconds in which the packages of an environment have to be there."""
 PYTHON_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """Variables that would lead from an environment of its own back into ours."""
-EXIT_TIMEOUT_S = 10.0
-"""Seconds for a process to end that has closed its output."""
 MAX_SHOWN = 300
 
 
@@ -101,7 +98,7 @@ class Process:
         said = self._answers.get(timeout=seconds)
         if said is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(EXIT_TIMEOUT_S)
+                self._process.wait(limits.EXIT_TIMEOUT_S)
             self.kill()
             raise RewardProcessDied(_how_it_ended(self._process.returncode))
         return said
@@ -127,11 +124,11 @@ def python_command(file: RewardFile) -> list[str]:
     try:
         subprocess.run(
             [*command, "-c", "import numpy"], env=_environment(file), cwd=tempfile.gettempdir(),
-            capture_output=True, text=True, timeout=BUILD_S, check=True,
+            capture_output=True, text=True, timeout=limits.BUILD_S, check=True,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise UserError(
-            f"source: {file.path}: its packages were not installed within {BUILD_S:g} s"
+            f"source: {file.path}: its packages were not installed within {limits.BUILD_S:g} s"
         ) from None
     except subprocess.CalledProcessError as error:
         said = " ".join(error.stderr.split())[-MAX_SHOWN:]

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from services.reward import limits
 from services.reward.scorer import SOURCES, Media, Metadata
 from services.reward.scorers.endpoint import ask, read_key, without
 from services.reward.wire import (
@@ -27,9 +28,6 @@ from shared.process.outgoing import CheckedTransport, check_url
 from shared.recipe.rewards import Remote
 
 DEFAULTS = Remote()
-
-REQUEST_S = 60.0
-"""Seconds of silence after which a request is sent again."""
 
 
 class RemoteScorer:
@@ -50,7 +48,7 @@ class RemoteScorer:
         if self._key is not None:
             headers["authorization"] = f"Bearer {self._key}"
         self._client = httpx.Client(
-            headers=headers, timeout=REQUEST_S, transport=CheckedTransport(url)
+            headers=headers, timeout=limits.SILENCE_TIMEOUT_S, transport=CheckedTransport(url)
         )
         """Client that keeps its connection from request to request."""
         weakref.finalize(self, self._client.close)

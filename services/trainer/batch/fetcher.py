@@ -7,6 +7,7 @@ from functools import partial
 
 import structlog
 
+from services.trainer import limits
 from shared.devices.protocols import GroupData
 from shared.errors import AdmissionError, ContractError, DigenRLError, IntegrityError
 from shared.messages.contracts import (
@@ -21,14 +22,12 @@ from shared.process.worker import WorkerContext, patiently
 from shared.recipe.recipe import Recipe
 from shared.telemetry import FRAGMENTS
 
-MAX_BYTES = 512 << 20
-
 
 class TrajectoryCache:
     """Holds what this process's device has generated. Each trajectory is taken once; the
     oldest make room, and are then read from the store as others are."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, max_bytes: int = limits.MAX_CACHED_BYTES) -> None:
         self._max_bytes = max_bytes
         self._kept: dict[ObjectRef, bytes] = {}
         self._size = 0

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
+from services.trainer import limits
 from services.trainer.engine.parsed_groups import ParsedGroups
 from services.trainer.fluid.engine import FluidEngine, StepScale
 from services.trainer.fluid.exchange import WHOLE_BATCH, Sum
@@ -19,9 +20,6 @@ from shared.process.failpoints import reach
 from shared.recipe.recipe import Recipe
 from shared.run.manifest import StoredTensors
 
-READ_GROUPS = 3
-"""Groups whose tensors stay unpacked: a device takes pieces of few groups at a time."""
-
 
 class EngineMember:
     """Implements `FluidDevice`."""
@@ -30,7 +28,7 @@ class EngineMember:
         self.engine = FluidEngine(recipe, loaded)
         self._by_group = recipe.trainer.deterministic
         self._window = recipe.sampling.window
-        self._groups = ParsedGroups(self.engine.read, READ_GROUPS)
+        self._groups = ParsedGroups(self.engine.read, limits.MAX_UNPACKED_GROUPS)
         self._terms: dict[int, Term] = {}
         """Holds the gradient of each group in main memory, in deterministic mode."""
 

@@ -32,6 +32,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from services.trainer import limits
 from services.trainer.fluid.exchange import WHOLE_BATCH, ExchangeIncomplete, Meeting, Sum
 from services.trainer.fluid.store_exchange import StoreExchange, again, awaited
 from services.trainer.fluid.sums import (
@@ -49,11 +50,6 @@ from shared.errors import DigenRLError
 from shared.process.service import end_soon
 from shared.store import ObjectStore
 
-POLL_S = 0.05
-GRACE_S = 3.0
-"""Seconds that a call has to end once its group is aborted: the scheduler waits for the answer."""
-WATCHDOG_S = 600.0
-"""Seconds after a round's limit in which torch itself would end a process whose NCCL call hangs."""
 PLACE_KEY = "place"
 
 log = structlog.get_logger()
@@ -83,7 +79,7 @@ class Membership:
         store = PrefixStore(f"here {meeting.name}", self.store)
         store.set(meeting.me, "here")
         while not store.check(list(self.members)):
-            if self.is_over.wait(POLL_S):
+            if self.is_over.wait(limits.GROUP_EXCHANGE_POLL_S):
                 self.absent = tuple(each for each in self.members if not store.check([each]))
                 raise RuntimeError("the round is over")
 
@@ -155,7 +151,7 @@ class GroupExchange:
     async def _end(self, membership: Membership, call: "_Call") -> None:
         aborting = _Call(membership.abort)
         with contextlib.suppress(TimeoutError, RuntimeError, DigenRLError):
-            async with asyncio.timeout(GRACE_S):
+            async with asyncio.timeout(limits.GRACE_S):
                 await aborting.result()
                 await call.result()
         is_over = call.is_over and aborting.is_over
@@ -227,7 +223,7 @@ class GroupExchange:
     def _limit(self, meeting: Meeting) -> timedelta:
         """Return how long torch waits in a call: in gloo for the rest of the round, in NCCL for
         longer, since the round's deadline aborts the group."""
-        rest = WATCHDOG_S if self._layout.device.type == "cuda" else 0.0
+        rest = limits.WATCHDOG_S if self._layout.device.type == "cuda" else 0.0
         return timedelta(seconds=max(1.0, meeting.seconds) + rest)
 
     def _group(self, membership: Membership, meeting: Meeting) -> Any:

@@ -36,9 +36,6 @@ NETWORK = Path("/proc/self/ns/net")
 """A separate network namespace counts as a host of its own, even if it shares the memory."""
 PRIVATE_MODE = 0o700
 NAME, LOCK, NEW = "name", "lock", ".new-"
-SUMS_AT_A_TIME = 2
-"""How many times the sums and the total have to fit: for the current round, and for the remains of
-a failed one."""
 
 log = structlog.get_logger()
 

@@ -2,22 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 import msgpack
 import torch
 import torch.distributed as dist
 
+from services.trainer import limits
 from services.trainer.engine.world import local_rank, num_ranks, this_rank
 from shared.diffusion.loading.device import own_device
-
-NO_TIMEOUT = timedelta(days=365)
-"""Timeout of a rank that waits for its next message: nothing may be ready for long, and the
-connection fails if its peer is gone."""
-KEPT_GROUPS = 2
-"""Number of groups that every rank keeps, so that the first one sends each once. All forget the
-oldest one at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +82,8 @@ def join() -> list[RankLinks]:
         # Each pair has connections of its own, which no other thread uses. All ranks have to name
         # all groups, in the same order.
         training, storing = (
-            dist.new_group([0, other], timeout=NO_TIMEOUT, backend="gloo") for _ in range(2)
+            dist.new_group([0, other], timeout=limits.RANK_TIMEOUT, backend="gloo")
+            for _ in range(2)
         )
         if this_rank() in (0, other):
             peer = other if this_rank() == 0 else 0

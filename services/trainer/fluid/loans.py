@@ -12,14 +12,13 @@ from typing import Literal
 
 import structlog
 
+from services.trainer import limits
 from shared.devices.loan import Loan, apply, may_generate, tick
 from shared.messages import subjects
 from shared.messages.contracts import SetDevice
 from shared.messages.workers import DeviceLoan
 from shared.process.worker import WorkerContext
 from shared.telemetry import LOAN_RETURN_SECONDS
-
-DEADLINE_CHECK_S = 0.2
 
 NextWork = Literal["stale", "due", "piece", "early", "later"]
 """
@@ -95,7 +94,7 @@ class Loans:
     async def _watch_deadline(self) -> None:
         """End a loan by itself: a scheduler that has died cannot keep a device from training."""
         while True:
-            await asyncio.sleep(DEADLINE_CHECK_S)
+            await asyncio.sleep(limits.DEADLINE_CHECK_S)
             before, self._loan = self._loan, tick(self._loan, time.monotonic())
             if self._loan is not before:
                 log.warning("loan_expired", loan=self._loan.loan_number)

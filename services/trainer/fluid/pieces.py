@@ -16,6 +16,7 @@ from typing import Literal
 
 import structlog
 
+from services.trainer import limits
 from services.trainer.batch.fetcher import AdmittedGroup, GroupFetcher
 from services.trainer.fluid.loans import Loans, NextWork, next_work
 from services.trainer.fluid.protocols import FluidDevice
@@ -40,15 +41,6 @@ from shared.process.worker import WorkerContext, patiently
 from shared.run.commits import admissible_versions
 from shared.run.sources import SourceImages
 from shared.telemetry import STAGE_SECONDS
-
-DRAIN_S = 2.0
-GROUP_TIMEOUT_S, GROUP_POLL_S = 2.5, 0.1
-"""For how long, and how often, a group's message is polled: less than a piece's deadline, since the
-pieces of a late member are given to others, and it does not report a lost message."""
-KEPT_GROUPS = 3
-"""Groups whose data stay at hand: pieces of one group follow one another."""
-MAX_PENDING_RESULTS = 2
-"""Results that are stored at a time, while the device works on the next fragment."""
 
 log = structlog.get_logger()
 
@@ -101,7 +93,7 @@ class DeviceWork:
         """The fragment in progress, unless it was given back."""
         self._pieces: deque[QueuedPiece] = deque()
         self._groups: dict[Attempt, asyncio.Task[AdmittedGroup | None]] = {}
-        self._storing = asyncio.Semaphore(MAX_PENDING_RESULTS)
+        self._storing = asyncio.Semaphore(limits.MAX_PENDING_RESULTS)
         self._tasks = asyncio.TaskGroup()
 
     def wake(self) -> None:
@@ -140,7 +132,7 @@ class DeviceWork:
             fetching = tasks.create_task(self._fetched(message))
             fetching.add_done_callback(lambda _: self.wake())
             self._groups[which] = fetching
-            while len(self._groups) > KEPT_GROUPS:
+            while len(self._groups) > limits.MAX_KEPT_GROUPS:
                 del self._groups[next(iter(self._groups))]
         return self._groups[which]
 
@@ -157,13 +149,13 @@ class DeviceWork:
     async def _command(self, subject: str) -> Message | None:
         """Return what was sent of a group; None if it is not there after a while. It may be stored
         later than its pieces, since commands are sent side by side."""
-        end = time.monotonic() + GROUP_TIMEOUT_S
+        end = time.monotonic() + limits.GROUP_TIMEOUT_S
         while time.monotonic() < end:
             stored, _ = await self._bus.stored(subjects.TRAIN, [subject])
             if stored:
                 return stored[0].message
-            await asyncio.sleep(GROUP_POLL_S)
-        log.warning("group_missing", subject=subject, seconds=GROUP_TIMEOUT_S)
+            await asyncio.sleep(limits.GROUP_POLL_S)
+        log.warning("group_missing", subject=subject, seconds=limits.GROUP_TIMEOUT_S)
         return None
 
     async def _admitted(self, command: TrainGroup, trained: Policy) -> AdmittedGroup | None:
@@ -344,7 +336,7 @@ class DeviceWork:
     async def _drain(self) -> None:
         """Give back what is not done, so that others need not wait until this one is missed."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DRAIN_S):
+            async with asyncio.timeout(limits.DRAIN_S):
                 for task in self._left():
                     await self._publisher.release(task, "draining")
                 for queued in self._pieces:

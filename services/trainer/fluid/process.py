@@ -7,11 +7,12 @@ from urllib.parse import urlsplit
 
 import structlog
 
+from services.trainer import limits
 from services.trainer.engine.world import num_ranks
 from services.trainer.fluid.device import EngineMember
 from services.trainer.fluid.exchange import Exchange
 from services.trainer.fluid.group_exchange import GroupExchange
-from services.trainer.fluid.host_exchange import SUMS_AT_A_TIME, HostExchange, HostMemory
+from services.trainer.fluid.host_exchange import HostExchange, HostMemory
 from services.trainer.fluid.links import Message, join
 from services.trainer.fluid.member import MemberApp
 from services.trainer.fluid.shard import Shard, model_parts
@@ -161,7 +162,7 @@ def make_exchange(
         chosen = "group" if layout.device.type == "cuda" else "store"
     by_nccl = chosen == "group" and layout.device.type == "cuda"
     sizes = layout.num_bytes * (recipe.trainer.devices + 1)
-    memory = None if by_nccl else HostMemory.open(address, SUMS_AT_A_TIME * sizes)
+    memory = None if by_nccl else HostMemory.open(address, limits.MAX_SUMS * sizes)
     log.info("exchange", by=chosen, numbers=layout.size, on_host_first=memory is not None)
     exchange: Exchange = (
         StoreExchange(store, layout)

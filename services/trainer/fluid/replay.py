@@ -9,6 +9,7 @@ same.
 
 import structlog
 
+from services.trainer import limits
 from services.trainer.batch.fetcher import AdmittedGroup, GroupFetcher
 from services.trainer.engine.storing import store_version
 from services.trainer.fluid.committing import SteppedVersion
@@ -22,9 +23,6 @@ from shared.run.commands import read_commands
 from shared.run.commits import CommitRecord, read_commit
 from shared.run.shards import open_tensors
 from shared.telemetry import CORRUPT
-
-SOLO_MEETING_S = 3600.0
-"""Deadline of a meeting with a single member."""
 
 log = structlog.get_logger()
 
@@ -114,7 +112,7 @@ class Replay:
         parent = await self._record(record.policy.version - 1)
         message = ExchangeSums(
             batch=parent.policy.version, attempt=0, update=update, round=0, policy=parent.policy,
-            committer=shares[0].worker, shares=shares, max_seconds=SOLO_MEETING_S,
+            committer=shares[0].worker, shares=shares, max_seconds=limits.SOLO_MEETING_S,
         )  # fmt: skip
         me = shares[0].worker
         meeting = Meeting.from_message(message, self._run, me, by_group=self._by_group)

@@ -10,8 +10,9 @@ from typing import Any
 
 import structlog
 
+from services.trainer import limits
 from services.trainer.engine.world import this_rank
-from services.trainer.fluid.links import DONE, KEPT_GROUPS, Message, RankLink, join
+from services.trainer.fluid.links import DONE, Message, RankLink, join
 from services.trainer.fluid.shard import Shard, gradient_scale
 from services.trainer.fluid.shard_fragments import RankFragments
 from services.trainer.fluid.sums import StoredSum, SumPart, Term
@@ -61,7 +62,7 @@ class Follower:
     _snapshots: dict[int, Snapshot] = field(default_factory=dict)
     """This rank's part of the version that is to be stored, by the first rank's number."""
     _groups: "deque[tuple[int, TrainingGroup]]" = field(
-        default_factory=lambda: deque(maxlen=KEPT_GROUPS)
+        default_factory=lambda: deque(maxlen=limits.MAX_SENT_GROUPS)
     )
 
     def answer(self, message: Message) -> Message:

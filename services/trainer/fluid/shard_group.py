@@ -11,9 +11,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from services.trainer import limits
 from services.trainer.engine.parsed_groups import ParsedGroups
 from services.trainer.fluid.exchange import Sum
-from services.trainer.fluid.links import KEPT_GROUPS, Message, RankLink, RankLinks
+from services.trainer.fluid.links import Message, RankLink, RankLinks
 from services.trainer.fluid.other_ranks import StoringRank, receive_answer, together
 from services.trainer.fluid.protocols import TotalMeasure
 from services.trainer.fluid.shard import ParameterOrder, Shard, gradient_scale
@@ -43,7 +44,7 @@ class ShardGroup:
         self._links = [each.training for each in links]
         self._storing = [StoringRank(each.storing) for each in links]
         self._one_at_a_time = threading.Lock()
-        self._groups = ParsedGroups(shard.engine.read, KEPT_GROUPS)
+        self._groups = ParsedGroups(shard.engine.read, limits.MAX_SENT_GROUPS)
         self._sent: list[tuple[int, GroupData]] = []
         """Groups that the other ranks have."""
         self._numbers = itertools.count()
@@ -195,7 +196,7 @@ class ShardGroup:
             if known is group:
                 return number, ()
         number = next(self._numbers)
-        self._sent = [*self._sent, (number, group)][-KEPT_GROUPS:]
+        self._sent = [*self._sent, (number, group)][-limits.MAX_SENT_GROUPS :]
         return number, (*group.trajectories, group.conditions)
 
     async def each(self, message: Message, mine: Callable[[], Message]) -> list[Message]:

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from services.trainer import limits
 from services.trainer.fluid.exchange import WHOLE_BATCH, ExchangeIncomplete, Meeting, Sum
 from services.trainer.fluid.sums import (
     Ranges,
@@ -34,10 +35,6 @@ from shared.errors import ContractError, IntegrityError, Unavailable
 from shared.run.layout import batch_folder
 from shared.store import ObjectStore
 
-POLL_S = 0.05
-"""Seconds between two looks for what another member stores."""
-PRESENCE_S = 2.0
-"""Seconds to find who was absent, once a round is over: the scheduler waits for that."""
 TOTAL = "total"
 
 T = TypeVar("T")
@@ -179,7 +176,7 @@ class StoreExchange:
         """Return the other members that have stored nothing of what the round needs of them: their
         sum, or if all of these are there, the total."""
         try:
-            async with asyncio.timeout(PRESENCE_S):
+            async with asyncio.timeout(limits.PRESENCE_S):
                 keys = await self._store.keys(meeting.folder)
         except (TimeoutError, Unavailable):
             return ()
@@ -192,7 +189,7 @@ class StoreExchange:
 async def awaited(store: ObjectStore, key: str) -> bytes:
     """Return an object as soon as another member has stored it."""
     while (found := await again(lambda: store.read(key))) is None:  # noqa: ASYNC110 -- of objects
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(limits.STORE_EXCHANGE_POLL_S)
     return found
 
 
@@ -202,4 +199,4 @@ async def again(work: Callable[[], Awaitable[T]]) -> T:
         try:
             return await work()
         except Unavailable:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(limits.STORE_EXCHANGE_POLL_S)

@@ -12,6 +12,7 @@ from functools import partial
 
 import structlog
 
+from services.trainer import limits
 from services.trainer.fluid.committing import GroupsLost, SteppedVersion, VersionCommits
 from services.trainer.fluid.protocols import FluidDevice
 from services.trainer.fluid.replay import Replay
@@ -23,14 +24,6 @@ from shared.process.worker import RETRY_S, WorkerContext, patiently
 from shared.run.commits import CommitRecord, newest_commit
 from shared.run.layout import commit_key, first_version_key
 from shared.run.shards import open_tensors
-
-STEP_S = 5.0
-"""Seconds that a published version waits for this member's own step to it, if it holds the
-total."""
-FIRST_VERSION_TIMEOUT_S = 60.0
-"""Maximum wait for the member that has announced that it makes the first version."""
-LOST_VERSION_RETRY_S = 30.0
-"""Seconds between two attempts at a version that nothing in the store leads to."""
 
 log = structlog.get_logger()
 
@@ -80,7 +73,7 @@ class MemberVersions:
             await self._news.wait()
             self._news.clear()
             if self._lacks_published and self._state.holds_total_of(self._published - 1):
-                await asyncio.sleep(STEP_S)  # told to step, on another stream
+                await asyncio.sleep(limits.STEP_WAIT_S)  # told to step, on another stream
             if self._lacks_published:
                 with self._worker.doing("loading_weights"):
                     await self.fetch()
@@ -138,7 +131,7 @@ class MemberVersions:
             )
             log.error("version_lost", version=version, advice=advice)
             with self._worker.saying(advice[:4000]):
-                await asyncio.sleep(LOST_VERSION_RETRY_S)
+                await asyncio.sleep(limits.LOST_VERSION_RETRY_S)
             return False
 
     async def _replayed(self, record: CommitRecord, damage: IntegrityError) -> None:
@@ -184,9 +177,9 @@ class MemberVersions:
         maker = await patiently(self._maker_of_first, "store_unavailable")
         if maker != self._worker.name:
             with self._worker.saying(f"waits for {maker} to store the first version"):
-                if await self._is_made_within(FIRST_VERSION_TIMEOUT_S):
+                if await self._is_made_within(limits.FIRST_VERSION_S):
                     return
-            log.warning("first_version_late", maker=maker, waited_seconds=FIRST_VERSION_TIMEOUT_S)
+            log.warning("first_version_late", maker=maker, waited_seconds=limits.FIRST_VERSION_S)
         with self._worker.doing("loading_weights"):
             digest = await asyncio.to_thread(self._device.weights_digest)
             policy = Policy(version=0, weights_digest=digest)

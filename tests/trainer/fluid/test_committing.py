@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import structlog
 
+from services.trainer import limits
 from services.trainer.engine.storing import store_states
 from services.trainer.fluid import committing, versions
 from shared.messages import subjects
@@ -114,7 +115,7 @@ async def test_one_member_makes_the_first_version_and_nobody_reads_it(director: 
 async def test_the_first_version_is_made_though_the_one_that_wanted_to_has_died(
     claim: bytes, director: Director, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(versions, "FIRST_VERSION_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(limits, "FIRST_VERSION_S", 1.0)
     await director.store.create(first_version_key(director.bus.run), claim)
     await director.start("a")
     assert (await director.record(0)).worker == "a"

@@ -8,7 +8,7 @@ from typing import TypeVar
 import pytest
 import torch
 
-from services.trainer.fluid import pieces
+from services.trainer import limits
 from shared.diffusion.sampling.tensors import pack
 from shared.messages import subjects
 from shared.messages.contracts import FragmentFailed, GroupFailed
@@ -66,7 +66,7 @@ async def test_a_poisoned_fragment_and_a_group_that_the_network_cannot_take_are_
 async def test_a_piece_whose_group_has_no_message_goes_back(
     director: Director, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "GROUP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(limits, "GROUP_TIMEOUT_S", 0.2)
     await director.start("a")
     await director.open(0, by="a")
     await director.give(0, {"a": [whole(director.recipe, 0, attempt=1)]})
