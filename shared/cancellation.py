@@ -1,4 +1,4 @@
-"""Cancels tasks whose library may lose a cancellation, as the clients of NATS and Redis do."""
+"""Cancels tasks although a library may drop the cancellation, as the NATS and Redis clients do."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -6,30 +6,30 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 MAX_CLEANUP_S = 6.0
-"""Seconds that exceed the clean-up of any of our tasks."""
+"""Upper limit of the time that one of our tasks needs to clean up."""
 
 
 async def cancellable(call: Awaitable[T]) -> T:
-    """Await a call of a client; raise CancelledError if its task is cancelled meanwhile.
+    """Await a client's call; raise CancelledError if the task is cancelled during the call.
 
-    Before Python 3.12 `asyncio.wait_for`, which those clients use, may lose a cancellation that
-    comes together with the result, and NATS' drops one that comes while it waits for room to write;
-    then the task would never end.
+    Both clients use `asyncio.wait_for`. Before Python 3.12 it may drop a cancellation that arrives
+    together with the result. The NATS client also drops a cancellation while it waits for space in
+    its write buffer. Without this check the task would never end.
     """
     task = asyncio.current_task()
     assert task is not None
-    before = task.cancelling()
+    num_before = task.cancelling()
     try:
         return await call
     finally:
-        if task.cancelling() > before:
+        if task.cancelling() > num_before:
             raise asyncio.CancelledError
 
 
 async def stop(*tasks: "asyncio.Task[Any]") -> list[BaseException | None]:
-    """Cancel ``tasks`` until all have ended, again where a cancellation was lost.
+    """Cancel ``tasks`` until all have ended; repeats a cancellation that was dropped.
 
-    Returns the error of each, None for a task that ended without one.
+    Returns the error of each task; None if it ended without an error.
     """
     pending = set(tasks)
     while pending:

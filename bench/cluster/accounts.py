@@ -1,7 +1,7 @@
 """What an emulated member's sum is: the pieces in it, and the digests of what they were made of.
 
 As bytes it is JSON, a few dozen kilobytes for a host; the gradient that it stands for is not moved,
-and the time that it would take on a line is waited instead (`bench.cluster.meeting`).
+and the time that it would take on a line is waited instead (`bench.cluster.emulated_exchange`).
 """
 
 import hashlib

@@ -5,8 +5,8 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 from bench.cluster.build import Emulation, Named, member
+from bench.cluster.emulated_exchange import EmulatedExchange, HostExchange
 from bench.cluster.host_bus import HostBus
-from bench.cluster.meeting import EmulatedExchange, HostExchange
 from bench.cluster.members import EmulatedMember
 from bench.cluster.stores import PublishingStore
 from services.scheduler.costs.fluid import exchange_seconds

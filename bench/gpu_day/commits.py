@@ -18,7 +18,7 @@ from bench.gpu_day.memory import SHAPE, TINY_SHAPE, model_folder
 from bench.snapshot import commit, move
 from digenrl.trace.device_profile.ladder import timed
 from services.trainer.fluid.engine import FluidEngine
-from services.trainer.fluid.exchange import WHOLE_BATCH, Meeting
+from services.trainer.fluid.exchange import WHOLE_BATCH, MemberRound
 from services.trainer.fluid.group_exchange import GroupExchange, Membership, _serve
 from services.trainer.fluid.sums import SumLayout, Term
 from shared.diffusion.policy import load_policy
@@ -92,16 +92,16 @@ def _met(layout: SumLayout, total: Term) -> float:
         batch=0, attempt=0, round=0, policy=Policy(version=0, weights_digest="0" * 64),
         committer=ME, shares=(Share(worker=ME, sum_number=0, pieces=()),), max_seconds=30, update=0,
     )  # fmt: skip
-    meeting = Meeting.from_message(message, "bench", ME, by_group=False)
+    round_ = MemberRound.from_message(message, "bench", ME, by_group=False)
     with tempfile.TemporaryDirectory() as folder:
         exchange = GroupExchange(ObjectStore(FolderBackend(Path(folder))), layout, "127.0.0.1")
         membership = Membership((ME,), "first", _serve(30))
         own = {WHOLE_BATCH: total}
-        formed = exchange._formed(membership, meeting, own)
+        formed = exchange._formed(membership, round_, own)
         assert total.gradient is not None and formed.gradient is not None
         if not torch.equal(formed.gradient, total.gradient):
             raise ValueError("the total of one member is another than its sum")
-        took = _median(layout.device, lambda: exchange._formed(membership, meeting, own))
+        took = _median(layout.device, lambda: exchange._formed(membership, round_, own))
         membership.abort()
     return took
 

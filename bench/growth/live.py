@@ -226,11 +226,11 @@ async def _watch(
             if scheduler.chain.version > version:
                 version = scheduler.chain.version
                 log.info("committed", version=version, of=batches, given_up=len(left))
-            if len(scheduler.roster.seen) >= num_workers and not began:
+            if len(scheduler.roster.statuses) >= num_workers and not began:
                 began, cpu = time.monotonic(), time.process_time()
-                everybody = set(scheduler.roster.seen)
+                everybody = set(scheduler.roster.statuses)
             if began:
-                left |= everybody - set(scheduler.roster.seen)
+                left |= everybody - set(scheduler.roster.statuses)
             if scheduler.chain.version == 2 and not early:
                 early = resident_bytes()
     seconds, used = time.monotonic() - began, time.process_time() - cpu

@@ -13,7 +13,8 @@ from digenrl.local.runs import find_run
 if TYPE_CHECKING:
     from shared.run.repair import DamagedObject
 
-REPORT_FIELDS = ("key", "what", "remedy", "then")
+REPORT_FIELDS = {"key": "key", "what": "fault", "remedy": "remedy", "then": "consequence"}
+"""Key of the JSON output -> field of `DamagedObject`."""
 
 
 def repair(
@@ -31,7 +32,7 @@ def repair(
     from digenrl.local.store import run_store
     from services.scheduler.sim.staleness import StalenessDecision
     from shared.process.settings import ServiceSettings
-    from shared.run.repair import find_damage, mend
+    from shared.run.repair import apply_remedy, find_damage
     from shared.run.usage import BatchUsage
     from shared.store import open_store
 
@@ -43,35 +44,38 @@ def repair(
             r"staleness\.json": StalenessDecision.model_validate_json,
             r"evaluations/[^/]+/records/.*": EvaluationRecord.model_validate_json,
         }
-        found = asyncio.run(find_damage(store, chosen.id, models))
-        _show(found, apply=apply, as_json=as_json)
-        if not found:
+        damage = asyncio.run(find_damage(store, chosen.id, models))
+        _show(damage, apply=apply, as_json=as_json)
+        if not damage:
             return
         if not apply:
             raise typer.Exit(1)
 
-        async def mend_all() -> None:
-            for each in found:
-                await mend(store, chosen.id, each)
+        async def apply_remedies() -> None:
+            for each in damage:
+                await apply_remedy(store, chosen.id, each)
 
-        asyncio.run(mend_all())
-        left = sum(each.remedy == "none" for each in found)
-        kept = f"{chosen.id}/quarantine"
+        asyncio.run(apply_remedies())
+        num_left = sum(each.remedy == "none" for each in damage)
+        quarantine = f"{chosen.id}/quarantine"
         if not as_json:
-            typer.echo(f"mended {len(found) - left} objects; the damaged ones are in {kept}")
-        if left:
+            num_repaired = len(damage) - num_left
+            typer.echo(f"repaired {num_repaired} objects; the damaged ones are in {quarantine}")
+        if num_left:
             raise typer.Exit(1)
 
 
-def _show(found: "Sequence[DamagedObject]", *, apply: bool, as_json: bool) -> None:
+def _show(damage: "Sequence[DamagedObject]", *, apply: bool, as_json: bool) -> None:
     if as_json:
-        said = [{key: getattr(each, key) for key in REPORT_FIELDS} for each in found]
-        typer.echo(json.dumps(said, indent=1))
+        rows = [
+            {key: getattr(each, name) for key, name in REPORT_FIELDS.items()} for each in damage
+        ]
+        typer.echo(json.dumps(rows, indent=1))
         return
-    for each in found:
-        typer.echo(f"{each.key}: {each.what}")
-        typer.echo(f"    {each.remedy if each.remedy != 'none' else 'by hand'}: {each.then}")
-    if not found:
+    for each in damage:
+        typer.echo(f"{each.key}: {each.fault}")
+        typer.echo(f"    {each.remedy if each.remedy != 'none' else 'by hand'}: {each.consequence}")
+    if not damage:
         typer.echo("nothing is damaged")
     elif not apply:
-        typer.echo("nothing was changed; --apply mends it")
+        typer.echo("nothing was changed; --apply repairs the run")

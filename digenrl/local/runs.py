@@ -25,7 +25,7 @@ class RunInProgress(UserError):
 
 
 def lock_run(runs: Path, name: str) -> TextIO:
-    """Lock a run until the file is closed; raises InProgress if another process holds the lock."""
+    """Lock a run until the file is closed; raises RunInProgress if the lock is taken."""
     runs.mkdir(parents=True, exist_ok=True)
     lock = (runs / f".{name}.lock").open("w")
     try:

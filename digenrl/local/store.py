@@ -89,7 +89,7 @@ def _started_by_another(folder: Path, error: RunInProgress, *, reads: bool) -> d
     """Return the variables that name the store that another process has started for a run.
 
     Raises:
-        InProgress: if none has, or its run is in progress and the caller does more than read.
+        RunInProgress: if none has, or its run is in progress and the caller does more than read.
     """
     named: dict[str, str]
     try:

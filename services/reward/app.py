@@ -87,9 +87,9 @@ class RewardApp:
                     continue
                 delivery = await queue.next()
                 if self._worker.progress.hangs(WARNING_SHARE):
-                    await delivery.give_back()
+                    await delivery.return_to_queue()
                     continue
-                delivery.patience_s = self._patience(delivery.message)
+                delivery.timeout_s = self._timeout(delivery.message)
                 reported = await stack.enter_async_context(delivery)
                 assert isinstance(reported, FragmentGenerated)
                 event = await self._with_prompt_of_task(reported)
@@ -117,13 +117,13 @@ class RewardApp:
         """Look again a little later for the task of a result: where NATS has lost both, the result
         may come again before the scheduler has given the same task once more. Then pass it over."""
         if delivery.number < limits.MAX_TASK_LOOKUPS:
-            await delivery.give_back(limits.TASK_LOOKUP_INTERVAL_S)
+            await delivery.return_to_queue(limits.TASK_LOOKUP_INTERVAL_S)
             return
         FRAGMENTS.labels(stage="reward", outcome="refused").inc()
         slot = str(event.fragment.slot)
         log.error("result_without_task", slot=slot, worker=event.worker)
 
-    def _patience(self, message: Message) -> float:
+    def _timeout(self, message: Message) -> float:
         """Returns the seconds until others may score a fragment, too: this worker may hang, and
         still report."""
         if self._deadline_s is not None:

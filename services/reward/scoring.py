@@ -40,9 +40,7 @@ def read_media(data: bytes, num_samples: int, size: MediaSize | None = None) -> 
 
     def check(shape: Shape) -> None:
         if len(shape) not in (4, 5) or shape[0] != num_samples or 0 in shape:
-            raise ContractError(
-                f"media of shape {list(shape)} are no images or videos of {num_samples} samples"
-            )
+            raise ContractError(f"media of shape {list(shape)} do not fit {num_samples} samples")
         if size is not None:
             _check_size(shape, size)
 

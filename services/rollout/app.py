@@ -43,7 +43,7 @@ class RolloutApp:
         previews: PreviewRule | None = None,
     ) -> None:
         """``encoded``: where conditions come from, if the device does not encode. ``lossless``:
-        media are stored coded (`Rollout.media`); ``previews``: which samples have small pictures
+        media are stored packed (`Rollout.media`); ``previews``: which samples have small pictures
         that stay."""
         self._device = device
         self._bus = context.bus

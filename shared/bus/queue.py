@@ -1,4 +1,4 @@
-"""Work that the workers of a service share: each message goes to one worker at a time."""
+"""A queue of work for the workers of a service: each message goes to one worker at a time."""
 
 import asyncio
 import contextlib
@@ -21,8 +21,8 @@ from shared.messages.subjects import Stream
 from shared.telemetry import REDELIVERED
 
 ACK_WAIT_S = 4.0
-"""Silence after which work is redelivered: its worker reports three times as often that it is in
-progress. A worker that was killed is missed no later than by the scheduler (5 s)."""
+"""Time without a progress report after which the broker redelivers work; a worker reports three
+times in it. The scheduler misses a killed worker after 5 s, so the broker must not be slower."""
 MAX_DELIVER = 5
 FETCH_TIMEOUT_S = 2.0
 RETRY_S = 0.5
@@ -31,21 +31,21 @@ log = structlog.get_logger()
 
 
 class Delivery:
-    """One piece of work: leaving the block acknowledges it, and an exception hands it to others.
+    """One piece of work: leaving the block acknowledges it, and an exception redelivers it.
 
-    A block longer than ``patience_s`` has the same effect: the first published result counts.
+    After ``timeout_s`` the broker redelivers it as well; the first published result counts.
     """
 
     def __init__(self, message: Message, raw: Msg) -> None:
         self.message = message
-        self.patience_s = math.inf
+        self.timeout_s = math.inf
         self._raw = raw
         self._alive: asyncio.Task[None] | None = None
-        self._is_given_back = False
+        self._is_returned = False
 
     @property
     def number(self) -> int:
-        """Number of deliveries of the work, with this one."""
+        """Number of deliveries of the work so far, including this one."""
         return int(self._raw.metadata.num_delivered)
 
     async def __aenter__(self) -> Message:
@@ -55,44 +55,49 @@ class Delivery:
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         assert self._alive is not None
         self._alive.cancel()
-        if self._is_given_back:
+        if self._is_returned:
             return
-        # The broker may be gone: the message is then delivered again, and its slot is taken.
+        # If the broker is gone, it redelivers the message, and the slot refuses the second result.
         with contextlib.suppress(nats.errors.Error, TimeoutError):
             await (self._raw.ack() if kind is None else self._raw.nak(delay=0.1))
 
-    async def give_back(self, delay_s: float = 0.1) -> None:
-        """Leave the work, which was not begun, to others, or to this one later."""
-        self._is_given_back = True
+    async def return_to_queue(self, delay_s: float = 0.1) -> None:
+        """Return work that was not begun to the queue; the broker redelivers it after the delay."""
+        self._is_returned = True
         with contextlib.suppress(nats.errors.Error):
             await self._raw.nak(delay=delay_s)
 
     async def _keep_alive(self) -> None:
-        deadline = time.monotonic() + self.patience_s
+        deadline = time.monotonic() + self.timeout_s
         while (left := deadline - time.monotonic()) > 0:
             await asyncio.sleep(min(left, ACK_WAIT_S / 3))
             with contextlib.suppress(nats.errors.Error):
                 await self._raw.in_progress()
         log.warning("work_is_late", subject=self._raw.subject)
         with contextlib.suppress(nats.errors.Error):
-            await self._raw.nak()  # others need not wait for `ACK_WAIT_S` as well
+            await self._raw.nak()  # redeliver now, without `ACK_WAIT_S`
 
 
 class WorkQueue:
-    """Shares the work in one stream between all workers of a service."""
+    """Distributes the work of one stream to all workers of a service."""
 
     def __init__(
-        self, jetstream: JetStreamContext, run: str, stream: Stream, service: str, of: type[Record]
+        self,
+        jetstream: JetStreamContext,
+        run: str,
+        stream: Stream,
+        service: str,
+        record_type: type[Record],
     ) -> None:
         self._jetstream = jetstream
         self._run = run
         self._stream = stream
         self._service = service
-        self._of = of
+        self._record_type = record_type
         self._subscription: JetStreamContext.PullSubscription | None = None
 
     async def next(self) -> Delivery:
-        """Wait for the next piece of work, over restarts of the broker."""
+        """Wait for the next piece of work; reconnects after a restart of the broker."""
         while True:
             try:
                 if self._subscription is None:
@@ -109,12 +114,14 @@ class WorkQueue:
                 REDELIVERED.labels(stream=self._stream.name).inc()
             try:
                 message = read_message(self._run, raw)
-                if not isinstance(message, self._of):
-                    raise ContractError(f"a {message.kind} is no {self._of.__name__}")
+                if not isinstance(message, self._record_type):
+                    raise ContractError(
+                        f"expected {self._record_type.__name__}, received {message.kind}"
+                    )
                 return Delivery(message, raw)
             except ContractError as error:
                 await quarantine(self._jetstream, self._run, self._stream, raw, error)
-                with contextlib.suppress(nats.errors.Error):  # otherwise it comes once more
+                with contextlib.suppress(nats.errors.Error):  # otherwise the broker redelivers it
                     await raw.term()
 
     async def _subscribe(self) -> JetStreamContext.PullSubscription:

@@ -1,7 +1,7 @@
-"""A register that holds one entry for some seconds: a bucket of JetStream's key-value store.
+"""A register holds one entry that expires: a bucket of JetStream's key-value store.
 
-An entry is written only on top of the one that its writer has seen, so of two writers one fails. An
-entry that is not renewed in time leaves the register, and the numbers of entries continue.
+A write names the revision that it replaces, so one of two concurrent writers fails. An entry that
+is not renewed in time expires. Revision numbers continue after that.
 """
 
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from shared.cancellation import cancellable
 from shared.errors import Unavailable
 
 NOT_NEWEST_CODE = 10071
-"""JetStream's error code for an entry that is not on top of the newest."""
+"""JetStream's error code for a write that replaces another revision than the newest."""
 NO_STREAM = 10059
-"""JetStream's error code for a stream that is not there."""
-EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+"""JetStream's error code for a missing stream."""
+EXPECTED_REVISION = "Nats-Expected-Last-Subject-Sequence"
 KEY = "scheduler"
 
 
@@ -31,17 +31,16 @@ class RegisterEntry(NamedTuple):
 class Register:
     jetstream: JetStreamContext
     bucket: str
-    seconds: float
-    """Time after which an entry leaves."""
-    timeout: float = 1.0
-    """Longest wait for an answer, in seconds."""
+    ttl_s: float
+    """Time after which an entry expires."""
+    timeout_s: float = 1.0
 
     @property
     def _subject(self) -> str:
         return f"$KV.{self.bucket}.{KEY}"
 
-    async def make(self) -> None:
-        """Make the bucket if it is missing; raises Unavailable."""
+    async def create(self) -> None:
+        """Create the bucket if it is missing; raises Unavailable."""
         config = api.StreamConfig(
             name=f"KV_{self.bucket}",
             subjects=[f"$KV.{self.bucket}.>"],
@@ -49,8 +48,8 @@ class Register:
             discard=api.DiscardPolicy.NEW,
             max_msgs_per_subject=1,
             max_bytes=1 << 20,
-            max_age=self.seconds,
-            duplicate_window=self.seconds,
+            max_age=self.ttl_s,
+            duplicate_window=self.ttl_s,
             allow_rollup_hdrs=True,
             deny_delete=True,
         )
@@ -62,37 +61,38 @@ class Register:
                     raise
 
     async def read(self) -> RegisterEntry | None:
-        """Return the entry, None without one.
+        """Return the entry; None if the register is empty.
 
         Raises:
-            Unavailable: if the server does not answer, or has lost the bucket, which is made
-                again.
+            Unavailable: if the server does not respond, or has lost the bucket, which is then
+                created again.
         """
         with as_unavailable():
             try:
-                found = await cancellable(
+                message = await cancellable(
                     self.jetstream.get_last_msg(f"KV_{self.bucket}", self._subject)
                 )
             except NotFoundError as error:
                 if error.err_code == NO_STREAM:
                     await self._recreate(error)
                 return None
-        return RegisterEntry(found.seq or 0, found.data or b"")
+        return RegisterEntry(message.seq or 0, message.data or b"")
 
-    async def write(self, data: bytes, *, on: int) -> int | None:
-        """Write an entry on top of number ``on``, 0 for an empty register; return its number, or
-        None if something else is there.
+    async def write(self, data: bytes, *, replaces: int) -> int | None:
+        """Write an entry in place of a revision, 0 for an empty register.
+
+        Returns the new revision; None if the register holds another revision.
 
         Raises:
-            Unavailable: if the server does not answer, when the entry may have been written all
-                the same; or if it has lost the bucket, which is made again.
+            Unavailable: if the server does not respond (the entry may still have been written), or
+                has lost the bucket, which is then created again.
         """
-        headers = {EXPECTED: str(on)}
+        headers = {EXPECTED_REVISION: str(replaces)}
         try:
             with as_unavailable():
-                made = await cancellable(
+                written = await cancellable(
                     self.jetstream.publish(
-                        self._subject, data, headers=headers, timeout=self.timeout
+                        self._subject, data, headers=headers, timeout=self.timeout_s
                     )
                 )
         except Unavailable as error:
@@ -103,9 +103,9 @@ class Register:
             if error.err_code != NOT_NEWEST_CODE:
                 raise
             return None
-        number: int = made.seq
-        return number
+        revision: int = written.seq
+        return revision
 
     async def _recreate(self, error: Exception) -> NoReturn:
-        await self.make()
+        await self.create()
         raise Unavailable(f"NATS has lost the register {self.bucket}") from error

@@ -29,7 +29,7 @@ from shared.run.conditions import StoredConditions
 from shared.run.layout import batch_folder, conditions_folder
 from shared.run.previews import PREVIEW_BYTES, PreviewRule, preview_key
 from shared.run.sources import SourceImages
-from shared.store.media import coded
+from shared.store.media import pack
 from shared.store.previews import packed_previews
 from shared.telemetry import FRAGMENTS, STAGE_SECONDS
 
@@ -95,7 +95,7 @@ class FragmentPublisher:
     ) -> None:
         slot, raw = str(task.fragment.slot), generated.media
         if self._lossless:
-            media = await asyncio.to_thread(coded, generated.media)
+            media = await asyncio.to_thread(pack, generated.media)
             generated = replace(generated, media=media)
         try:
             await patiently(

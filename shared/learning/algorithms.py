@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from shared.learning.windows import Moves
+from shared.learning.windows import WindowRule
 
 Variant = Literal["flow", "dance", "cps"]
 Starts = Literal["fixed", "half", "all"]
@@ -34,7 +34,7 @@ class Method:
     starts: Starts = "fixed"
     """Default start of windows. fixed: at step 0; half: in the first half of the steps; all: at any
     step that fits."""
-    moves: Moves = "group"
+    window_rule: WindowRule = "group"
     implies: Mapping[str, Any] = field(default_factory=dict)
     """Further keys of a recipe, "table.key", and the published value of each."""
     rows: str = "shared.diffusion.training.group:PATHS"
@@ -83,7 +83,7 @@ ALGORITHMS: Mapping[str, Method] = {
         | _NO_KL,
     ),
     "mix-grpo": _clipped(
-        _POLICY_GRADIENT, starts="all", moves="progressive",
+        _POLICY_GRADIENT, starts="all", window_rule="progressive",
         implies=_published(0.7, 1e-4, window_stride=1, roll_back=True, shared_noise=True) | _NO_KL,
     ),
     # The log-prob of cps has no scale that the ratio could be freed of.

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from shared.errors import ContractError, UserError
 from shared.learning.hub_datasets import CONVERTED, PROMPTS_FILE
 from shared.learning.pictures import check_picture
-from shared.learning.prompt_rows import made_prompt, said, without_nothing
-from shared.learning.row_files import Rows, UnreadableFileError, read_file, separated
+from shared.learning.prompt_rows import error_message, make_prompt, without_null
+from shared.learning.row_files import Rows, UnreadableFileError, read_file, separator_advice
 from shared.messages.records import MAX_TEXT
 
 IMAGES = "images"
@@ -132,16 +132,16 @@ class _Converter:
                 )
             else:
                 self.made.left_out.add(name)
-        return dict(without_nothing(found))
+        return dict(without_null(found))
 
     def _check(self, line: Mapping[str, Any], where: str) -> None:
         try:
-            made_prompt(line["prompt"], line["metadata"])
+            make_prompt(line["prompt"], line["metadata"])
         except ValidationError as error:
             fault = error.errors(include_url=False)[0]
             at = "prompt" if fault["loc"][0] == "text" else "metadata"
             remedy = "" if at == "prompt" else "; name the columns to keep"
-            raise UserError(f"{self.key}.{at}: {where}: {said(fault)}{remedy}") from error
+            raise UserError(f"{self.key}.{at}: {where}: {error_message(fault)}{remedy}") from error
 
     def _image(self, value: Any, where: str) -> str:
         data = self._bytes_of(value, where)
@@ -198,5 +198,5 @@ def _check_columns(columns: Columns, key: str, names: Sequence[str]) -> None:
         if column is not None and column not in names:
             raise UserError(
                 f"{key}.{field_name}: there is no column {column!r}; it has {', '.join(names)}"
-                f"{separated(names)}"
+                f"{separator_advice(names)}"
             )

@@ -35,9 +35,9 @@ NO_ROWS = ("dataset_infos.json", "dataset_info.json", "state.json")
 """JSON files that describe a data set."""
 
 
-def not_fetched(path: Path) -> str | None:
-    """Report that prompts of a data set are not on this host, and how to get them; None for any
-    other file, and for a present one."""
+def missing_dataset_advice(path: Path) -> str | None:
+    """Return why the prompts of a data set are missing on this host, with the remedy; None for any
+    other file, and for an existing file."""
     if path.name != PROMPTS_FILE or path.exists():
         return None
     folder = next((part for part in path.parts if part.startswith(PREFIX)), None)
@@ -45,8 +45,8 @@ def not_fetched(path: Path) -> str | None:
         return None
     if folder == LOCAL_DATASET:
         return (
-            "data.dataset.folder, evaluation.dataset.folder: no prompts are made of its files as "
-            "they are now, with these columns; make them with: digenrl fetch RECIPE"
+            "data.dataset.folder, evaluation.dataset.folder: this host has no prompts from "
+            "the current files with these columns; make them with: digenrl fetch RECIPE"
         )
     name = folder.removeprefix(PREFIX).replace("--", "/", 1)
     return (

@@ -1,4 +1,4 @@
-"""Makes prompts of the rows of a file, or of a folder that the `datasets` library has saved."""
+"""Reads prompts from the rows of a file, or of a folder that the `datasets` library saved."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from shared.errors import UserError
-from shared.learning.hub_datasets import not_fetched
+from shared.learning.hub_datasets import missing_dataset_advice
 from shared.learning.image_files import IMAGE, source_image
 from shared.learning.row_files import (
     ARROW,
@@ -20,13 +20,13 @@ from shared.learning.row_files import (
     TXT,
     UnreadableFileError,
     read_file,
-    separated,
+    separator_advice,
 )
 from shared.messages.contracts import Prompt, SourceImage
 
 METADATA, NEGATIVE = "metadata", "negative_prompt"
 STATE = "state.json"
-"""File of a saved dataset that names its data files, which are Arrow streams."""
+"""File of a saved dataset with the names of its data files (Arrow streams)."""
 SUFFIXES = (TXT, CSV, PARQUET, ARROW)
 """Suffixes of formats other than JSON."""
 SPLITS = "dataset_dict.json"
@@ -36,8 +36,8 @@ Row = tuple[Prompt, Path | None]
 """A prompt, and the file of its source image on this host, if it has one."""
 
 
-def said(fault: Any) -> str:
-    """Return pydantic's text of a fault, without its prefix for our own errors."""
+def error_message(fault: Any) -> str:
+    """Return pydantic's message of an error, without its prefix for our own errors."""
     return str(fault["msg"]).removeprefix("Value error, ")
 
 
@@ -57,7 +57,7 @@ def prompt_rows(path: Path) -> Iterator[Row]:
             for where, row in read_file(file, partial(_check_columns, str(file))):
                 yield _prompt_row(file, where, row, path)
         except UnreadableFileError as error:
-            fault = not_fetched(path) or f"data.prompts: {file} {error.reason}"
+            fault = missing_dataset_advice(path) or f"data.prompts: {file} {error.reason}"
             remedy = f"; {error.remedy}" if error.remedy else ""
             if file.suffix.lower() not in SUFFIXES:
                 remedy += f"; or end the file's name in {TXT} if it has a prompt on each line"
@@ -65,10 +65,10 @@ def prompt_rows(path: Path) -> Iterator[Row]:
 
 
 def data_files(path: Path) -> list[Path]:
-    """Return the files that hold the prompts: the file itself, or a saved dataset's, in order.
+    """Return the files with the prompts: the file itself, or the files of a saved dataset.
 
     Raises:
-        UserError: if a folder is no saved dataset.
+        UserError: if a folder is not a saved dataset.
     """
     if not path.is_dir():
         return [path]
@@ -80,7 +80,7 @@ def data_files(path: Path) -> list[Path]:
         return [path / str(each["filename"]) for each in state["_data_files"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"data.prompts: the folder {path} is no dataset made by save_to_disk (no readable "
+            f"data.prompts: the folder {path} is not a dataset made by save_to_disk (no readable "
             f"{STATE}); name such a folder, or a {PARQUET} file"
         ) from error
 
@@ -89,26 +89,26 @@ def _check_columns(where: str, names: Sequence[str]) -> None:
     if PROMPT not in names:
         raise UserError(
             f'data.prompts: {where} has no column "{PROMPT}", but {", ".join(names) or "nothing"}; '
-            f"rename the one that holds the prompts{separated(names)}, or name the file as "
-            "data.dataset.folder, which takes columns of other names"
+            f"rename the column with the prompts{separator_advice(names)}, or name the file as "
+            "data.dataset.folder, which accepts columns with other names"
         )
     twice = next((name for name in names if name and names.count(name) > 1), None)
     if twice is not None:
         raise UserError(f'data.prompts: {where} has two columns "{twice}"; rename one')
 
 
-def _prompt_row(file: Path, where: str, row: Mapping[str, Any], beside: Path) -> Row:
-    """Make a prompt of a row; its image is relative to ``beside``."""
+def _prompt_row(file: Path, where: str, row: Mapping[str, Any], source: Path) -> Row:
+    """Return the prompt of a row; the path of its image is relative to ``source``."""
     place = f"{file} {where}"
     if PROMPT not in row:  # a line of JSON
         _check_columns(place, list(row))
-    source, image = source_image(beside, f"data.prompts: {place}", row.get(IMAGE))
+    reference, image = source_image(source, f"data.prompts: {place}", row.get(IMAGE))
     try:
-        return made_prompt(row[PROMPT], _metadata(file, row), source), image
+        return make_prompt(row[PROMPT], _metadata(file, row), reference), image
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         key = PROMPT if fault["loc"][0] == "text" else ".".join(map(str, fault["loc"][:2]))
-        raise UserError(f"data.prompts: {place}: {key}: {said(fault)}") from error
+        raise UserError(f"data.prompts: {place}: {key}: {error_message(fault)}") from error
 
 
 def _metadata(file: Path, row: Mapping[str, Any]) -> Any:
@@ -119,30 +119,32 @@ def _metadata(file: Path, row: Mapping[str, Any]) -> Any:
     if suffix in SUFFIXES:
         return nested | others if isinstance(nested, dict) else {**others, METADATA: nested}
     if not isinstance(nested, dict | None):
-        return nested  # which no prompt takes
+        return nested  # `make_prompt` refuses it
     return {**(nested or {}), **{name: row[name] for name in row if name == NEGATIVE}}
 
 
-def made_prompt(text: Any, metadata: Any, image: SourceImage | None = None) -> Prompt:
-    """Return the prompt of a row, whose metadata may hold the negative one; raises ValidationError.
-    An empty prompt is for the caller to leave out."""
+def make_prompt(text: Any, metadata: Any, image: SourceImage | None = None) -> Prompt:
+    """Return a prompt; a key ``negative_prompt`` of the metadata is the negative prompt.
+
+    The caller leaves out empty prompts. Raises ValidationError.
+    """
     if not isinstance(metadata, dict):
         return Prompt(text="", metadata=metadata)  # raises
-    known = without_nothing(metadata)
-    negative = known.pop(NEGATIVE, None)
+    fields = without_null(metadata)
+    negative = fields.pop(NEGATIVE, None)
     return Prompt(
-        text="" if text is None else text, metadata=known, negative_prompt=negative, image=image
+        text="" if text is None else text, metadata=fields, negative_prompt=negative, image=image
     )
 
 
-def without_nothing(value: Any) -> Any:
-    """Return a value without what is null or no number in its tables."""
+def without_null(value: Any) -> Any:
+    """Return a value without the keys of its tables whose value is null or NaN."""
     if isinstance(value, list):
-        return [without_nothing(each) for each in value]
+        return [without_null(each) for each in value]
     if not isinstance(value, dict):
         return value
-    return {key: without_nothing(each) for key, each in value.items() if not is_nothing(each)}
+    return {key: without_null(each) for key, each in value.items() if not is_null(each)}
 
 
-def is_nothing(value: Any) -> bool:
+def is_null(value: Any) -> bool:
     return value is None or (isinstance(value, float) and not math.isfinite(value))

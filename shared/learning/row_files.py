@@ -132,7 +132,7 @@ def _json_rows(stream: Any, check: CheckColumns) -> Rows:
         check(list(names))
 
 
-def separated(names: Sequence[str]) -> str:
-    """Return what to do about the one name of a .csv file whose cells no commas separate."""
-    sign = next((sign for sign in ";\t|" if len(names) == 1 and sign in names[0]), None)
-    return "" if sign is None else f", and separate cells with commas, not {sign!r}"
+def separator_advice(names: Sequence[str]) -> str:
+    """Return advice for a .csv file whose cells are not separated by commas; empty for others."""
+    separator = next((each for each in ";\t|" if len(names) == 1 and each in names[0]), None)
+    return "" if separator is None else f", and separate cells with commas, not {separator!r}"

@@ -1,10 +1,9 @@
-"""Named points at which a test kills this very process, as the kernel would: without a last word.
+"""Named points at which a test kills its process with SIGKILL, without any clean-up.
 
-    DIGENRL_FAILPOINT=<point>:<nth>     SIGKILL when the process comes to the point for the nth
-        time
+    DIGENRL_FAILPOINT=<point>:<nth>     SIGKILL when the process reaches the point for the nth time
 
 The variable is read once, when this module is imported; without it a point costs one comparison.
-``<nth>`` counts from 1, which it is if it is left out. The code with a point names it.
+``<nth>`` counts from 1; the default is 1. `reach` names the points in the code.
 """
 
 import os
@@ -13,29 +12,29 @@ import signal
 VARIABLE = "DIGENRL_FAILPOINT"
 
 
-def parsed(text: str) -> tuple[str, int] | None:
-    """Return the point and how often it is passed before; None without one.
+def parse_failpoint(text: str) -> tuple[str, int] | None:
+    """Return the point and the number of the visit that kills; None for an empty text.
 
     Raises:
-        ValueError: if what follows the last colon is no number from 1 on.
+        ValueError: if the text after the last colon is not a number of at least 1.
     """
     point, colon, number = text.rpartition(":")
     if not colon:
         return (text, 1) if text else None
     if not number.isdecimal() or not int(number) or not point:
-        raise ValueError(f"{VARIABLE}: {text!r} is not <point>:<nth>, with nth from 1 on")
+        raise ValueError(f"{VARIABLE}: {text!r} is not <point>:<nth> with nth of at least 1")
     return point, int(number)
 
 
-_wanted = parsed(os.environ.get(VARIABLE, ""))
-_passed = 0
+_configured = parse_failpoint(os.environ.get(VARIABLE, ""))
+_num_visits = 0
 
 
 def reach(point: str) -> None:
-    """Mark a point of the process; the process ends here, if this is the configured one."""
-    global _passed
-    if _wanted is None or _wanted[0] != point:
+    """Mark a point of the code; kill the process at the configured visit of this point."""
+    global _num_visits
+    if _configured is None or _configured[0] != point:
         return
-    _passed += 1
-    if _passed == _wanted[1]:
+    _num_visits += 1
+    if _num_visits == _configured[1]:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -247,7 +247,7 @@ REQUEST_TIMEOUT_S = 15.0
 class PatientH11(H11Protocol):
     """Closes the connection when its timeout expires."""
 
-    patience_s = REQUEST_TIMEOUT_S
+    timeout_s = REQUEST_TIMEOUT_S
     _deadline: asyncio.TimerHandle | None = None
     _waits_for: object = None
     """IDLE while a request, or the rest of its head, is awaited; SEND_BODY for more of its body."""
@@ -272,7 +272,7 @@ class PatientH11(H11Protocol):
         self._cancel()
         if state in (h11.IDLE, h11.SEND_BODY) and not self.transport.is_closing():
             self._waits_for = state
-            self._deadline = self.loop.call_later(self.patience_s, self._give_up)
+            self._deadline = self.loop.call_later(self.timeout_s, self._give_up)
 
     def _cancel(self) -> None:
         if self._deadline is not None:

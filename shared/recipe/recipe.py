@@ -209,12 +209,12 @@ def _implied(method: Method, sampling: Mapping[str, Any]) -> Iterator[tuple[str,
 
 def _window_keys(method: Method, sampling: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """ "table.key" and its value."""
-    yield "sampling.windows", method.moves
+    yield "sampling.windows", method.window_rule
     steps, window = sampling.get("steps", 10), sampling.get("window")
     if isinstance(steps, int) and isinstance(window, int) and method.starts != "fixed":
         last = (steps // 2 if method.starts == "half" else steps - 1) - window
         yield "sampling.first_window_starts", (0, max(0, last))
-    if sampling.get("windows", method.moves) == "random":
+    if sampling.get("windows", method.window_rule) == "random":
         yield "sampling.window_batches", 1
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from shared.learning.algorithms import ALGORITHMS, DEFAULT, DecayKind, Variant
-from shared.learning.windows import Moves, Windows
+from shared.learning.windows import WindowRule, Windows
 from shared.recipe.fields import NonNegative, Positive, Rate, Sigma, Table
 
 SigmaGrid = Literal["linear", "shifted", "default", "model"] | tuple[Sigma, ...]
@@ -51,7 +51,7 @@ class Sampling(Table):
     each sample among all stochastic steps. `random` excludes the other keys of windows."""
     first_window_starts: tuple[NonNegative, NonNegative] = (0, 0)
     """First and last step at which a window may start."""
-    windows: Moves = "group"
+    windows: WindowRule = "group"
     """Position of the window. `group`: drawn for each group; `random`: drawn every
     `sampling.window_batches` batches; `progressive`: moves from first to last; `decay`: moves
     faster and faster."""
@@ -74,10 +74,10 @@ class Sampling(Table):
         return Windows(
             first=first,
             last=last,
-            moves=self.windows,
+            rule=self.windows,
             stride=self.window_stride or self.window,
             batches=self.window_batches,
-            batches_last=self.window_batches_last,
+            batches_at_last=self.window_batches_last,
             rolls_back=self.roll_back,
         )
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from shared.errors import ContractError, UserError
-from shared.learning.hub_datasets import not_fetched
+from shared.learning.hub_datasets import missing_dataset_advice
 from shared.learning.prompts import source_digests
 from shared.messages.records import Digest, Record, Text
 from shared.messages.workers import Service
@@ -166,7 +166,7 @@ def check_same_file(key: str, stored: FileRecord, found: FileRecord) -> None:
 
 
 def _is_missing(key: str, path: Path) -> str:
-    of_hub = missing(path) or not_fetched(path)
+    of_hub = missing(path) or missing_dataset_advice(path)
     if of_hub is not None:
         return of_hub
     root = os.environ.get(ROOT)

@@ -1,10 +1,9 @@
-"""Finds damaged objects of a stopped run, and repairs the run: damaged objects are moved to the
-run's quarantine, and commit records are restored from their copies.
+"""Finds damaged objects of a stopped run and repairs the run: it moves damaged objects to the run's
+quarantine and restores commit records from their copies.
 
-Objects are named by their digest, so a damaged one shows. A commit record is compared with its seal
-and its copy (`record_backups.py`), and with the next record, which names its digest. Every other
-record is read by its own model. An object with an invalid name for its folder is moved away
-as well.
+Most objects are named by their digest, which is compared with their bytes. A commit record is
+compared with its seal, with its copy (`record_backups.py`), and with the digest in the next commit
+record. Every other record is parsed by its model. An object with an invalid name is moved as well.
 """
 
 import asyncio
@@ -30,23 +29,24 @@ from shared.store import ObjectStore
 from shared.store.backend import StoredObject
 
 CONTENT_KEY = re.compile(r"/([0-9a-f]{64})[^/]*\Z")
-"""Matches the key of an object that is named by its content."""
+"""Matches the key of an object that is named by its digest."""
 EXCLUDED_FOLDERS = ("commits", "copies", "quarantine", "epochs")
-"""Folders of a run that are looked at otherwise, or not at all."""
+"""Folders of a run whose objects are checked elsewhere, or not checked."""
 CONSEQUENCE = {
-    "weights": "members go back to an older version and make it again, if they can",
-    "checkpoints": "members go back to an older version and make it again, if they can",
-    "chain": "it is made again from the commit records",
-    "conditions": "they are encoded again",
-    "batches": "what needs it is generated again, or an older version is used",
-    "recipe.json": "start the scheduler with the run's recipe, which is stored again",
+    "weights": "members recompute the version from an older one, if possible",
+    "checkpoints": "members recompute the version from an older one, if possible",
+    "chain": "the scheduler rebuilds it from the commit records",
+    "conditions": "the prompts are encoded again",
+    "batches": "its samples are generated again, or an older version is used",
+    "recipe.json": "start the scheduler with the run's recipe, which it stores again",
     "files": "the next process that has the file stores it again",
-    "log": "no reader gets it any more",
+    "log": "readers no longer receive the entry",
     "evaluations": "the version is evaluated again",
 }
-"""Folder, or object, of a run -> what follows when a damaged object of it is gone."""
-MISSING_TEXT = "it is missing from then on"
-BACKED_UP = ("recipe.json", "files")
+"""Folder, or object, of a run -> consequence of removing a damaged object."""
+DEFAULT_CONSEQUENCE = "the object is missing afterwards"
+COPIED = ("recipe.json", "files")
+"""Folders and objects, except commit records, that have copies."""
 
 Parsers = Mapping[str, Callable[[bytes], object]]
 PARSERS: Parsers = {
@@ -57,7 +57,7 @@ PARSERS: Parsers = {
     r"conditions/by/.*": ConditionsRecord.model_validate_json,
     r"(?:evaluations/)?log/.*": ENTRY.validate_json,
 }
-"""Matches names of a run's records, the first of which counts -> reads one by its model."""
+"""Pattern of a record's name -> its parser; the first matching pattern applies."""
 
 Remedy = Literal["put back", "move", "none"]
 
@@ -65,34 +65,34 @@ Remedy = Literal["put back", "move", "none"]
 @dataclass(frozen=True, slots=True)
 class DamagedObject:
     key: str
-    what: str
+    fault: str
     remedy: Remedy
-    then: str
-    """Consequence of the repair, or what a person can do."""
+    consequence: str
+    """Consequence of the remedy; without one, advice for a person."""
     data: bytes = b""
-    """Restored content, if it is restored."""
+    """Content to restore, for the remedy "put back"."""
 
 
 async def find_damage(
-    store: ObjectStore, run: str, more: Parsers = MappingProxyType({})
+    store: ObjectStore, run: str, parsers: Parsers = MappingProxyType({})
 ) -> list[DamagedObject]:
-    """Return what is damaged; it reads everything that is stored of the run.
+    """Return all damaged objects; reads every object of the run.
 
     Args:
-        more: parsers of records that only rooms above this one know, as in `PARSERS`.
+        parsers: parsers of further records, for models in rooms above this one.
 
     Raises:
-        UserError: if the store holds no such run.
+        UserError: if the store does not hold the run.
     """
     entries = await store.entries(run)
     if not entries:
-        raise UserError(f"--run: the store holds no run {run!r}")
-    found = await _records(store, run)
-    return found + [each async for each in _objects(store, run, entries, more)]
+        raise UserError(f"--run: the store does not hold a run {run!r}")
+    records = await _damaged_commits(store, run)
+    return records + [each async for each in _damaged_objects(store, run, entries, parsers)]
 
 
-async def mend(store: ObjectStore, run: str, damage: DamagedObject) -> None:
-    """Move a damaged object to the quarantine, and put back what it was, if that is known."""
+async def apply_remedy(store: ObjectStore, run: str, damage: DamagedObject) -> None:
+    """Move a damaged object to the quarantine, and restore its content from a copy, if any."""
     if damage.remedy == "none":
         return
     data = await store.read(damage.key)
@@ -104,54 +104,63 @@ async def mend(store: ObjectStore, run: str, damage: DamagedObject) -> None:
         await store.delete([damage.key])
 
 
-async def _records(store: ObjectStore, run: str) -> list[DamagedObject]:
+async def _damaged_commits(store: ObjectStore, run: str) -> list[DamagedObject]:
     count = 1 + max(await numbers_in(store, run, "commits"), default=-1)
-    found, parent = list[DamagedObject](), None
+    damaged, parent = list[DamagedObject](), None
     for version in range(count):
         key, data = commit_key(run, version), await store.read(commit_key(run, version))
-        whole = await whole_bytes(store, run, version, data)
-        if whole is not None and whole != data:
-            what = "the record is missing, or not what its copy is"
-            found.append(DamagedObject(key, what, "put back", "the chain is whole again", whole))
-        stored = None if whole is None else decoded(whole, run, version)
+        intact = await whole_bytes(store, run, version, data)
+        if intact is not None and intact != data:
+            fault = "the record is missing, or differs from its copy"
+            damaged.append(DamagedObject(key, fault, "put back", "the chain is complete", intact))
+        stored = None if intact is None else decoded(intact, run, version)
         if stored is None or stored.record.parent != parent:
-            found.append(_broken(run, version, is_newest=version == count - 1, named=stored))
+            is_newest = version == count - 1
+            damaged.append(_broken_link(run, version, is_newest=is_newest, stored=stored))
         parent = None if stored is None else stored.digest
-    return found
+    return damaged
 
 
-def _broken(
-    run: str, version: int, *, is_newest: bool, named: StoredRecord | None
+def _broken_link(
+    run: str, version: int, *, is_newest: bool, stored: StoredRecord | None
 ) -> DamagedObject:
-    what = "no commit record" if named is None else "it does not name the record before it"
+    """Return the damage of a record that is unreadable, or does not name its predecessor."""
+    key = commit_key(run, version)
+    fault = "it is not a commit record" if stored is None else "it does not name its predecessor"
     if is_newest and version:
-        then = f"the run goes on from version {version - 1}, and trains that batch again"
-        return DamagedObject(commit_key(run, version), what, "move", then)
-    backup = "put it, or the one before it, back from a backup of the store; it has no copy"
-    return DamagedObject(commit_key(run, version), what, "none", backup)
+        consequence = f"the run resumes from version {version - 1} and trains that batch again"
+        return DamagedObject(key, fault, "move", consequence)
+    advice = "it has no copy: restore it, or its predecessor, from a backup of the store"
+    return DamagedObject(key, fault, "none", advice)
 
 
-async def _objects(
-    store: ObjectStore, run: str, entries: Sequence[StoredObject], more: Parsers
+async def _damaged_objects(
+    store: ObjectStore, run: str, entries: Sequence[StoredObject], parsers: Parsers
 ) -> AsyncIterator[DamagedObject]:
     for entry in entries:
         name = entry.key.removeprefix(f"{run}/")
-        folder, named = name.split("/", 1)[0], CONTENT_KEY.search(entry.key)
+        folder, content_key = name.split("/", 1)[0], CONTENT_KEY.search(entry.key)
         if folder in NAMES and parse_name(run, folder, entry.key) is None:
-            what = "no object of this folder has such a name"
-            yield DamagedObject(entry.key, what, "move", "nothing: nobody reads it")
+            fault = "its name is not valid in this folder"
+            yield DamagedObject(entry.key, fault, "move", "none: no process reads it")
         elif folder in EXCLUDED_FOLDERS:
             continue
-        elif named is not None and "/by/" not in entry.key:
-            if await _digest(store, entry.key) not in (None, named[1]):
-                what = "its bytes are not what its name says"
-                yield DamagedObject(entry.key, what, "move", CONSEQUENCE.get(folder, MISSING_TEXT))
-        elif name.endswith(".json") and (found := await _fault(store, run, name, more)) is not None:
-            yield found
+        elif content_key is not None and "/by/" not in entry.key:
+            if await _digest(store, entry.key) not in (None, content_key[1]):
+                fault = "its bytes do not match the digest in its name"
+                yield DamagedObject(entry.key, fault, "move", _consequence(folder))
+        elif name.endswith(".json"):
+            damaged = await _damaged_record(store, run, name, parsers)
+            if damaged is not None:
+                yield damaged
+
+
+def _consequence(folder: str) -> str:
+    return CONSEQUENCE.get(folder, DEFAULT_CONSEQUENCE)
 
 
 async def _digest(store: ObjectStore, key: str) -> str | None:
-    """Return the digest of an object's bytes; None if it was deleted since it was listed."""
+    """Return the digest of an object's bytes; None if the object was deleted after the listing."""
     digest = hashlib.sha256()
     with contextlib.suppress(IntegrityError):
         async for chunk in store.backend.stream(key, 0):
@@ -160,26 +169,24 @@ async def _digest(store: ObjectStore, key: str) -> str | None:
     return None
 
 
-async def _fault(store: ObjectStore, run: str, name: str, more: Parsers) -> DamagedObject | None:
-    """Return what is wrong with a record: it is not what its copy is, or not of its model."""
+async def _damaged_record(
+    store: ObjectStore, run: str, name: str, parsers: Parsers
+) -> DamagedObject | None:
+    """Return the damage of a record that differs from its copy, or does not fit its model."""
     key, folder = f"{run}/{name}", name.split("/", 1)[0]
     data = await store.read(key)
-    if data is None:  # deleted since it was listed
+    if data is None:  # deleted after the listing
         return None
-    copies = (
-        await valid_copies(store, run, name.removesuffix(".json")) if folder in BACKED_UP else {}
-    )
+    copies = await valid_copies(store, run, name.removesuffix(".json")) if folder in COPIED else {}
     if copies and record_digest(data) not in copies:
         copy = next(iter(copies.values()))
         return DamagedObject(
-            key, "it is not what its copy is", "put back", "it is what it was", copy
+            key, "it differs from its copy", "put back", "the copy replaces it", copy
         )
-    parsers = {**more, **PARSERS}
-    parse = next((parsers[each] for each in parsers if re.fullmatch(each, name)), json.loads)
+    patterns = {**parsers, **PARSERS}
+    parse = next((patterns[each] for each in patterns if re.fullmatch(each, name)), json.loads)
     try:
         await asyncio.to_thread(parse, data)
     except (ValueError, DigenRLError, RecursionError):
-        return DamagedObject(
-            key, "it is no record of its kind", "move", CONSEQUENCE.get(folder, MISSING_TEXT)
-        )
+        return DamagedObject(key, "its model cannot parse it", "move", _consequence(folder))
     return None

@@ -1,11 +1,11 @@
-"""Media in the store: pixels as they are, or coded without loss in about half of the bytes.
+"""Media in the store: raw pixels, or pixels compressed without loss to about half of the bytes.
 
-Coded, each pixel is what the plane through its neighbours to the left, above and between does not
-predict, red and blue are differences to green, and zlib's run lengths and Huffman codes pack the
-rest: three times as fast as PNG, and smaller. Both forms are safetensors objects.
+Red and blue are stored as differences to green. A plane through the neighbours to the left, above,
+and above left predicts each pixel. zlib (run lengths and Huffman codes) packs the residues: three
+times as fast as PNG, and smaller. Both forms are safetensors objects.
 
     raw     images (n, C, H, W) or (n, F, C, H, W), uint8
-    coded   packed (N,) uint8, all samples in one zlib stream, and shape (4 or 5,) int64
+    packed  packed (N,) uint8, all samples in one zlib stream, and shape (4 or 5,) int64
 """
 
 import math
@@ -25,7 +25,7 @@ RAW, PACKED, SHAPE = "images", "packed", "shape"
 """Names of tensors."""
 COLOURS = 3
 MAX_ZLIB_RATIO = 1032
-"""Bytes that one byte of a zlib stream can stand for."""
+"""Largest number of bytes that one byte of a zlib stream expands to."""
 PIXEL = np.dtype(np.uint8)
 
 Media: TypeAlias = "npt.NDArray[np.uint8]"
@@ -33,21 +33,24 @@ Media: TypeAlias = "npt.NDArray[np.uint8]"
 Shape = tuple[int, ...]
 
 
-def coded(raw: bytes) -> bytes:
-    """Returns raw media as an object of coded ones, or as they are if that is no larger."""
+def pack(raw: bytes) -> bytes:
+    """Returns raw media as a packed object; returns them unchanged if packing saves no bytes."""
     media = safetensors.numpy.load(raw)[RAW]
     stream = zlib.compressobj(1, zlib.DEFLATED, zlib.MAX_WBITS, 9, zlib.Z_RLE)
     parts = [stream.compress(_residues(sample)) for sample in media]
     packed = b"".join([*parts, stream.flush()])
-    made = safetensors.numpy.save({
+    compact = safetensors.numpy.save({
         PACKED: np.frombuffer(packed, PIXEL), SHAPE: np.array(media.shape, np.int64)
     })  # fmt: skip
-    return made if len(made) < len(raw) else raw
+    return compact if len(compact) < len(raw) else raw
 
 
 def read(data: bytes, check: Callable[[Shape], None]) -> Media:
-    """Reads media in either form. ``check`` gets their shape before anything is unpacked, and
-    raises ContractError if the shape is not allowed.
+    """Reads media in either form.
+
+    Args:
+        check: receives their shape before unpacking; raises ContractError for a shape that is not
+            allowed.
 
     Raises:
         ContractError: if the object holds anything else.
@@ -63,32 +66,32 @@ def read(data: bytes, check: Callable[[Shape], None]) -> Media:
             raise ContractError(f"these media have type {media.dtype}, not {PIXEL}")
         check(media.shape)
         return media
-    packed, shape = _parts(tensors)
+    packed, shape = _packed_parts(tensors)
     check(shape)
-    return _unpacked(packed, shape)
+    return _unpack(packed, shape)
 
 
-def _parts(tensors: dict[str, npt.NDArray[Any]]) -> tuple[bytes, Shape]:
+def _packed_parts(tensors: dict[str, npt.NDArray[Any]]) -> tuple[bytes, Shape]:
     packed, shape = tensors.get(PACKED), tensors.get(SHAPE)
     if packed is None or shape is None:
         raise ContractError(f"these media hold no {RAW}")
     if packed.dtype != PIXEL or packed.ndim != 1 or shape.dtype != np.int64 or shape.ndim != 1:
-        raise ContractError("these media are not packed as they should be")
+        raise ContractError("the tensors of these packed media have wrong types")
     lengths = tuple(map(int, shape))
     if len(lengths) not in (4, 5) or min(lengths) < 1:
-        raise ContractError(f"packed media of shape {list(lengths)} are no images or videos")
+        raise ContractError(f"packed media of shape {list(lengths)} are neither images nor videos")
     if math.prod(lengths) > MAX_ZLIB_RATIO * packed.size:
-        raise ContractError(f"{packed.size} bytes are no media of shape {list(lengths)}")
+        raise ContractError(f"{packed.size} bytes cannot hold media of shape {list(lengths)}")
     return packed.tobytes(), lengths
 
 
-def _unpacked(packed: bytes, shape: Shape) -> Media:
-    """Raises ContractError unless ``packed`` are just the bytes of this shape."""
+def _unpack(packed: bytes, shape: Shape) -> Media:
+    """Raises ContractError unless ``packed`` holds exactly the bytes of this shape."""
     stream, size = zlib.decompressobj(), math.prod(shape)
     try:
         data = stream.decompress(packed, size + 1)
     except zlib.error as error:
-        raise ContractError(f"these media are not packed as they should be: {error}") from error
+        raise ContractError(f"these media are not a valid zlib stream: {error}") from error
     if len(data) != size or not stream.eof or stream.unused_data:
         raise ContractError(f"these media do not hold the {size} bytes of their shape")
     media = np.frombuffer(bytearray(data), PIXEL).reshape(shape)
@@ -98,7 +101,7 @@ def _unpacked(packed: bytes, shape: Shape) -> Media:
 
 
 def _residues(sample: Media) -> bytes:
-    """Returns what is not predicted of a sample (..., C, H, W), modulo 256."""
+    """Returns the prediction errors of a sample (..., C, H, W), modulo 256."""
     planes = sample.copy()
     if sample.shape[-3] == COLOURS:
         for colour in (0, 2):

@@ -50,7 +50,7 @@ def live(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Scheduler:
             "service": service, "worker": name, "address": f"{name}-a", "host": host,
             "activity": "scoring",
         })  # fmt: skip
-        scheduler.roster.seen[f"{name}-a"] = LastStatus(status, 0.0)
+        scheduler.roster.statuses[f"{name}-a"] = LastStatus(status, 0.0)
 
     @contextmanager
     def client_of(*_: object, **__: object) -> Iterator[CheckedClient]:

@@ -191,7 +191,7 @@ def exported() -> set[str]:
     assert digenrl.evaluation.progress.VERSION
     look = metrics.RUN.look
     figures = metrics.RunFigures(
-        "running", {"rollout": 1}, (), 1.0, 1.0, seen=BatchForecast(1.0, 1.0)
+        "running", {"rollout": 1}, (), 1.0, 1.0, forecast=BatchForecast(1.0, 1.0)
     )
     metrics.RUN.look = lambda: figures
     try:

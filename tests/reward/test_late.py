@@ -63,7 +63,7 @@ def test_a_scorer_may_take_ten_times_what_it_took_before() -> None:
     app._seconds = 0.01
     assert app._patience(event) == limits.MIN_DEADLINE_S
     app._seconds = 60.0
-    assert app._patience(event) == 10 * 2 * 2 * 60.0
+    assert app._timeout(event) == 10 * 2 * 2 * 60.0
 
 
 @pytest.mark.broker

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from digenrl.hub.reward_weights import make_folder
 from services.reward.scorers import hpsv3, video_align
-from services.reward.scorers.qwen_reward import fitted
+from services.reward.scorers.qwen_reward import fit_size
 from shared.errors import UserError
 from tests.reward.tiny_scorers import DEVIATION, MEAN, images, scorer, shaken
 from tests.tiny_pipelines import byte_tokenizer
@@ -168,7 +168,7 @@ def test_hpsv3_is_the_mean_that_the_published_head_gives(like: Path, tmp_path: P
     found = built.score(given, [{"prompt": prompt} for prompt in PROMPTS])
     assert found == pytest.approx(expected, abs=CLOSE)
     assert np.ptp(expected) > 1e-2
-    with pytest.raises(ValueError, match="holds a token that is reserved"):
+    with pytest.raises(ValueError, match="contains a token that is reserved"):
         built.score(given[:1], [{"prompt": "a <|Reward|>"}])
 
 
@@ -241,7 +241,7 @@ def test_a_picture_is_sized_as_qwen_s_processor_sizes_it(
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
     least, most = (each * 28 * 28 for each in bounds)
-    assert fitted(*size, least, most) == smart_resize(*size, 28, least, most) == expected
+    assert fit_size(*size, least, most) == smart_resize(*size, 28, least, most) == expected
 
 
 def test_a_still_is_cut_as_transformers_cuts_it() -> None:

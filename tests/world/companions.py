@@ -62,7 +62,7 @@ class StandIn:
 def _scheduler_app() -> FastAPI:
     scheduler: Any = StandIn("scheduler", health=StandIn("scheduler", "health"))
     access: Any = StandIn("access")
-    with patch.object(api, "BatchForecasts", lambda: StandIn("outlooks")):
+    with patch.object(api, "BatchForecasts", lambda: StandIn("forecasts")):
         return api.create_app(scheduler, access)
 
 
@@ -97,7 +97,9 @@ def _serving(app: ASGIApp, **served: Any) -> Any:
 
 def create_scheduler_app(scheduler: Any, access: Any = None) -> Any:
     """Have the signature of `services.scheduler.shell.api.create_app`."""
-    return _serving(_scheduler_app(), scheduler=scheduler, access=access, outlooks=BatchForecasts())
+    return _serving(
+        _scheduler_app(), scheduler=scheduler, access=access, forecasts=BatchForecasts()
+    )
 
 
 def create_worker_app(service: str, health: Any) -> Any:

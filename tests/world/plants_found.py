@@ -13,7 +13,7 @@ from services.scheduler.core.fluid import rounds
 from services.scheduler.core.fluid.fluid_state import ExchangeRound, FluidState
 from services.scheduler.shell import api, app, lease
 from services.trainer.fluid import pieces, store_exchange
-from services.trainer.fluid.exchange import WHOLE_BATCH, Meeting, Sum
+from services.trainer.fluid.exchange import WHOLE_BATCH, MemberRound, Sum
 from services.trainer.fluid.sums import Term
 from shared.bus.register import Register
 from shared.messages.contracts import FragmentGenerated
@@ -171,10 +171,10 @@ def m11_a_scheduler_commands_after_its_lease_has_ended() -> AbstractContextManag
 
 @plant(lambda drawn: drawn.intruder == "trainer")
 def m14_a_sum_that_lacks_a_share_ends_its_reader() -> AbstractContextManager[None]:
-    def in_order(sums: Mapping[str, Sum], meeting: Meeting) -> list[Term]:
-        if meeting.by_group:
-            return [sums[worker][group] for group, worker in meeting.owner_of.items()]
-        return [sums[share.worker][WHOLE_BATCH] for share in meeting.contributors]
+    def in_order(sums: Mapping[str, Sum], round_: MemberRound) -> list[Term]:
+        if round_.by_group:
+            return [sums[worker][group] for group, worker in round_.owner_of.items()]
+        return [sums[share.worker][WHOLE_BATCH] for share in round_.contributors]
 
     return patched((store_exchange, "in_order", in_order))
 
@@ -188,10 +188,10 @@ def m16_an_empty_register_takes_two_entries() -> AbstractContextManager[None]:
             subject, data, timeout=timeout
         )
 
-    async def write(self: Register, data: bytes, *, on: int) -> int | None:
-        if not on:
+    async def write(self: Register, data: bytes, *, replaces: int) -> int | None:
+        if not replaces:
             stream: Any = Except(self.jetstream, publish=unconditional)
             self = replace(self, jetstream=stream)
-        return await original(self, data, on=on)
+        return await original(self, data, replaces=replaces)
 
     return patched((Register, "write", write))

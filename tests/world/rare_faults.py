@@ -38,12 +38,12 @@ POINTS = (
 def reach_point(nemesis: Nemesis, random: Random, _: str) -> None:
     """Whoever comes to a point for the n-th time from now on dies there."""
     points: dict[str, object] = {
-        "_wanted": (random.choice(POINTS), random.randrange(1, 4)), "_passed": 0
+        "_configured": (random.choice(POINTS), random.randrange(1, 4)), "_num_visits": 0
     }  # fmt: skip
-    nemesis.world.say(f"dies at {points['_wanted']}")
+    nemesis.world.say(f"dies at {points['_configured']}")
     for name, value in points.items():
         setattr(failpoints, name, value)
-    nemesis.mend_after(1e9, lambda: setattr(failpoints, "_wanted", None))
+    nemesis.mend_after(1e9, lambda: setattr(failpoints, "_configured", None))
 
 
 def leave(nemesis: Nemesis, random: Random, name: str) -> None:

@@ -14,7 +14,7 @@ import shared.process.worker_process
 from shared.run.commits import commit_chain
 from shared.run.log import Log
 from shared.run.log_entries import PhaseChange
-from shared.run.repair import find_damage, mend
+from shared.run.repair import apply_remedy, find_damage
 from tests.storm.small import known
 from tests.world.companions import companions_installed
 from tests.world.draws import RUN, draw
@@ -237,7 +237,7 @@ async def _phase_changes(world: World) -> list[PhaseChange]:
 async def _repair(world: World) -> None:
     """Mend what can be mended, as whoever runs `digenrl repair`."""
     for damage in await find_damage(world.judging, RUN):
-        await mend(world.judging, RUN, damage)
+        await apply_remedy(world.judging, RUN, damage)
 
 
 def _errors(world: World, *, may_fail: bool) -> list[str]:

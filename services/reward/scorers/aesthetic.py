@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from services.reward.scorer import Media, Metadata
 from services.reward.scorers.clip import Clip
-from services.reward.scorers.pretrained import linear_head, loading
+from services.reward.scorers.pretrained import as_folder_error, linear_head
 
 HEAD = "aesthetic.safetensors"
 
@@ -22,7 +22,7 @@ class Aesthetic:
         """``folder`` holds openai/clip-vit-large-patch14, and the head as `aesthetic.safetensors`,
         named as LAION publishes it (``layers.0.weight``, ...)."""
         self._clip = Clip(folder)
-        with loading(folder):
+        with as_folder_error(folder):
             tensors = load_file(folder / HEAD)
         self._head = linear_head(tensors, self._clip.width, folder)
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from services.reward.scorer import Media, Metadata
 from services.reward.scorers.inputs import prompts, rgb
-from services.reward.scorers.qwen_reward import SIDE, QwenReward, fitted
+from services.reward.scorers.qwen_reward import TOKEN_PIXELS, QwenReward, fit_size
 
 QUESTION = Path(__file__).with_suffix(".txt").read_text()
-PIXELS = 256 * SIDE * SIDE
+PIXELS = 256 * TOKEN_PIXELS * TOKEN_PIXELS
 """Least and most pixels of an image."""
 PASS_IMAGES = 4
 
@@ -33,12 +33,12 @@ class HpsV3:
         for first in range(0, len(images), PASS_IMAGES):
             some = slice(first, first + PASS_IMAGES)
             pixels = [_frames(rgb(image)) for image in images[some]]
-            scores += self._network.numbers(pixels, questions[some])[:, 0, 0].tolist()
+            scores += self._network.outputs(pixels, questions[some])[:, 0, 0].tolist()
         return scores
 
 
 def _frames(picture: Image.Image) -> Tensor:
     """Returns an image as two equal frames (2, 3, H, W)."""
-    height, width = fitted(picture.height, picture.width, PIXELS, PIXELS)
+    height, width = fit_size(picture.height, picture.width, PIXELS, PIXELS)
     sized = np.array(picture.resize((width, height), Image.Resampling.BICUBIC))
     return torch.from_numpy(sized).permute(2, 0, 1).expand(2, -1, -1, -1)

@@ -22,12 +22,12 @@ from torch import Tensor
 from services.reward.scorer import Media, Metadata
 from services.reward.scorers.inputs import prompts, rgb
 from services.reward.scorers.pretrained import (
-    frozen,
+    as_folder_error,
+    freeze,
     linear_head,
     load_image_processor,
     load_tensors,
     load_tokenizer,
-    loading,
 )
 
 MEAN, DEVIATION = 0.16717362830052426, 1.0333394966054072
@@ -42,7 +42,7 @@ class ImageReward:
         """Loads the networks; raises UserError if the folder does not hold them."""
         from transformers import BlipConfig, BlipTextModel, BlipVisionModel
 
-        with loading(folder):
+        with as_folder_error(folder):
             config = BlipConfig.from_pretrained(folder, local_files_only=True)
             self._vision = BlipVisionModel(config.vision_config)
             self._text = BlipTextModel(config.text_config, add_pooling_layer=False)
@@ -50,7 +50,7 @@ class ImageReward:
         load_tensors(self._vision, _part(tensors, "vision_model."), folder)
         load_tensors(self._text, _part(tensors, "text_encoder."), folder)
         for network in (self._vision, self._text):
-            frozen(network)
+            freeze(network)
         width = config.text_config.hidden_size
         self._head = linear_head(_part(tensors, "mlp."), width, folder)
         self._tokenizer = load_tokenizer(folder)

@@ -28,13 +28,13 @@ VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt")
 
 
 @contextmanager
-def loading(folder: Path) -> Iterator[None]:
-    """Turns any error with a folder into a UserError that begins with the recipe's key."""
+def as_folder_error(folder: Path) -> Iterator[None]:
+    """Turns any error into a UserError that names the recipe's key and the folder."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # the loaders of others raise whatever a broken file leads to
+    except Exception as error:  # loaders raise many types of errors for a broken file
         reason = " ".join(str(error).split())[:MAX_REASON]
         raise UserError(
             f"folder: cannot load {folder}: {type(error).__name__}: {reason}"
@@ -49,8 +49,8 @@ def load_network(cls: Any, folder: Path, dtype: torch.dtype | str = torch.float3
     """
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # it would stand between the lines of the service's log
-    with loading(folder):
+    logging.disable_progress_bar()  # it would mix with the lines of the service's log
+    with as_folder_error(folder):
         network, found = cls.from_pretrained(
             folder,
             local_files_only=True,
@@ -59,7 +59,7 @@ def load_network(cls: Any, folder: Path, dtype: torch.dtype | str = torch.float3
             output_loading_info=True,
         )
         check_none_missing(folder, found["missing_keys"])
-    return frozen(network)
+    return freeze(network)
 
 
 def load_tensors(network: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:
@@ -68,13 +68,13 @@ def load_tensors(network: nn.Module, tensors: Mapping[str, Tensor], folder: Path
     Raises:
         UserError: if one is missing or has another shape.
     """
-    with loading(folder):
+    with as_folder_error(folder):
         names = network.state_dict().keys()
         check_none_missing(folder, names - tensors.keys())
         network.load_state_dict({name: tensors[name] for name in names})
 
 
-def frozen(network: Any) -> Any:
+def freeze(network: Any) -> Any:
     return network.to(own_device()).requires_grad_(False).eval()
 
 
@@ -92,10 +92,10 @@ def check_none_missing(folder: Path, names: Iterable[str]) -> None:
 def load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
-    # Without one of them, transformers would make a tokenizer that knows no word.
+    # Without these files, transformers would create a tokenizer with an empty vocabulary.
     if not any((folder / name).is_file() for name in VOCABULARIES):
         raise UserError(f"folder: {folder} has no tokenizer: none of {', '.join(VOCABULARIES)}")
-    with loading(folder):
+    with as_folder_error(folder):
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
@@ -106,7 +106,7 @@ def load_image_processor(folder: Path) -> Any:
     """
     from transformers import AutoImageProcessor
 
-    with loading(folder):
+    with as_folder_error(folder):
         return AutoImageProcessor.from_pretrained(folder, local_files_only=True, backend="pil")
 
 
@@ -122,14 +122,14 @@ def linear_head(tensors: Mapping[str, Tensor], width: int, folder: Path) -> nn.M
     """
     layers = _layers(tensors, folder)
     widths = [width, *(weight.shape[0] for weight, _ in layers)]
-    with loading(folder):
+    with as_folder_error(folder):
         head = nn.Sequential(*(nn.Linear(before, after) for before, after in pairwise(widths)))
         for layer, (weight, bias) in zip(head, layers, strict=True):
             layer.load_state_dict({"weight": weight, "bias": bias})
     if widths[-1] != 1:
         raise UserError(f"folder: the head in {folder} ends in {widths[-1]} numbers, not in one")
-    made: nn.Module = frozen(head)
-    return made
+    frozen_head: nn.Module = freeze(head)
+    return frozen_head
 
 
 def _layers(tensors: Mapping[str, Tensor], folder: Path) -> list[tuple[Tensor, Tensor]]:

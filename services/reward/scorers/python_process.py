@@ -57,7 +57,7 @@ class Process:
         """Return whether the file is imported within this many seconds.
 
         Raises:
-            Lost: if it cannot be imported.
+            RewardProcessDied: if it cannot be imported.
         """
         if self.import_s is None:
             try:
@@ -74,7 +74,7 @@ class Process:
         """Yields the answer of each sample as it comes, each after at most ``patience`` seconds.
 
         Raises:
-            Lost: if the process ends or takes longer; it is killed then.
+            RewardProcessDied: if the process ends or takes longer; it is killed then.
         """
         self._send(header, data)
         while True:

@@ -18,14 +18,14 @@ from torch.nn import functional
 
 from services.reward.scorer import Media, Metadata
 from services.reward.scorers.inputs import prompts
-from services.reward.scorers.qwen_reward import SIDE, QwenReward, fitted
+from services.reward.scorers.qwen_reward import TOKEN_PIXELS, QwenReward, fit_size
 
 QUESTION = Path(__file__).with_suffix(".txt").read_text()
 TOKENS = ("<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>")
 MEANS = torch.tensor([3.6757, 1.1646, 2.8105])
 DEVIATIONS = torch.tensor([2.2476, 1.3811, 2.5121])
 """Normalisation of the three ratings."""
-MIN_PIXELS, MAX_PIXELS = 128 * SIDE * SIDE, 256 * SIDE * SIDE
+MIN_PIXELS, MAX_PIXELS = 128 * TOKEN_PIXELS * TOKEN_PIXELS, 256 * TOKEN_PIXELS * TOKEN_PIXELS
 """Limits on the pixels of a frame."""
 FPS = 8.0
 """Frame rate of a video whose prompt does not name one."""
@@ -50,7 +50,7 @@ class VideoAlign:
         for video, text, given in zip(videos, prompts(metadata), metadata, strict=True):
             frames = _frames(video, given.get("fps", FPS))
             question = QUESTION.replace("{text_prompt}", text)
-            found = self._network.numbers([frames], [question])[0, :, 0].cpu()
+            found = self._network.outputs([frames], [question])[0, :, 0].cpu()
             scores.append(float(((found - MEANS) / DEVIATIONS)[list(self.RATINGS)].sum()))
         return scores
 
@@ -77,7 +77,7 @@ def _frames(video: Media, fps: object) -> Tensor:
     num = round(min(max(len(video) / fps * SHOWN_PER_S, MIN_FRAMES), most) / 2) * 2
     places = torch.linspace(0, len(video) - 1, num).round().long()
     height, width = video.shape[-2:]
-    size = fitted(height, width, MIN_PIXELS, MAX_PIXELS)
+    size = fit_size(height, width, MIN_PIXELS, MAX_PIXELS)
     pixels = torch.from_numpy(np.ascontiguousarray(video))[places].float().expand(-1, 3, -1, -1)
     sized = functional.interpolate(
         pixels, size, mode="bicubic", align_corners=False, antialias=True

@@ -25,7 +25,7 @@ def issue(draft: StateDraft, worker: WorkerState, found: NextFragment) -> Genera
         group = replace(group, policy=policy)
     draft.set_group(found.batch, found.group, group)
     draft.set_worker(replace(worker, assigned=(*worker.assigned, held)))
-    if worker.lends:
+    if worker.lent_concurrency:
         draft.samples_left = max(0, draft.samples_left - fragment.num_samples)
     prompt, window_start = draft.origin(found.batch, found.group)
     return GenerateFragment(

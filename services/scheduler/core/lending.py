@@ -87,7 +87,7 @@ def tag_inputs(
     """Return the current batch as the model sees it, with learned costs, in fragments of its size
     or of another."""
     rollout = state.only_generate
-    trainer_queues = sum(member.lends for member in members)
+    trainer_queues = sum(member.lent_concurrency for member in members)
     if size is None:
         queues = sum(worker.concurrency for worker in rollout) + trainer_queues
         size = fragment_size(plan, state, queues)
@@ -249,7 +249,7 @@ def _is_rollout_sooner(state: State, member: WorkerState, samples: int, now: flo
     train = state.costs.gradient_seconds(member.address) or 0.0
     ready = len(fluid.groups) - len(fluid.trained)
     back = ready * train + state.costs.switch.seconds
-    at_work = replace(member, concurrency=member.lends)
+    at_work = replace(member, concurrency=member.lent_concurrency)
     left = max(forecast_queue(state, at_work, now).free) - now
     return samples / rate < back + left
 

@@ -190,8 +190,8 @@ def _member_joined(plan: Plan, state: State, event: WorkerJoined, now: float) ->
     at_once = modes.concurrency(plan, declared)
     member = replace(event, service=members.MEMBER, concurrency=at_once)
     joined = _worker_joined(plan, state, member, now)
-    if (lends := modes.lends(plan, declared)) and event.address not in known:
-        added = replace(joined.workers[event.address], lends=lends, loan=Loan())
+    if (lent := modes.lent_concurrency(plan, declared)) and event.address not in known:
+        added = replace(joined.workers[event.address], lent_concurrency=lent, loan=Loan())
         joined = joined.with_worker(added)
     state = fluid_events.member_joined(joined, event.address)
     for replaced in sorted(known - state.workers.keys()):

@@ -28,7 +28,7 @@ class BatchForecast:
     bound_seconds: float | None = None
 
 
-def outlook(plan: Plan, state: State) -> BatchForecast:
+def forecast_batch(plan: Plan, state: State) -> BatchForecast:
     """Return what a batch like the current one takes on the live devices."""
     if not _is_known(state):
         return BatchForecast()
@@ -57,7 +57,7 @@ def _all_devices(state: State) -> list[WorkerState]:
 
 def _at_once(worker: WorkerState) -> int:
     """Return how many fragments a device generates at a time, lent or not."""
-    return max(worker.concurrency, worker.lends)
+    return max(worker.concurrency, worker.lent_concurrency)
 
 
 def _rate(seconds: float) -> float:

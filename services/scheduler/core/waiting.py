@@ -42,22 +42,22 @@ class WaitingSamples:
         return self.oldest_seconds > most
 
 
-def queues(plan: Plan, state: State, now: float, outlook: BatchForecast) -> list[WaitingSamples]:
+def queues(plan: Plan, state: State, now: float, forecast: BatchForecast) -> list[WaitingSamples]:
     """Return the queues in the order in which a sample goes through them."""
     return [
-        _to_generate(plan, state, now, outlook),
+        _to_generate(plan, state, now, forecast),
         _in_hand(state, now),
         _to_score(state, now),
         _to_train(plan, state, now),
     ]
 
 
-def _to_generate(plan: Plan, state: State, now: float, outlook: BatchForecast) -> WaitingSamples:
+def _to_generate(plan: Plan, state: State, now: float, forecast: BatchForecast) -> WaitingSamples:
     samples, batch = num_unissued(plan, state), state.batch
     if not samples or batch is None:
         return WaitingSamples("generation")
     opened = batch.opened_at
-    return WaitingSamples("generation", samples, _age(now, opened), outlook.forecast_seconds)
+    return WaitingSamples("generation", samples, _age(now, opened), forecast.forecast_seconds)
 
 
 def _in_hand(state: State, now: float) -> WaitingSamples:

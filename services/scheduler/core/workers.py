@@ -88,7 +88,7 @@ class WorkerState:
     kind: str = "cpu"
     ranks: int = 1
     """Processes that share its weights, and the samples of each piece."""
-    lends: int = 0
+    lent_concurrency: int = 0
     """Fragments that a member generates at the same time while it is lent."""
     loan: Loan | None = None
     """None for a worker that is never lent."""
@@ -116,7 +116,7 @@ class WorkerState:
 
     def with_loan(self, loan: Loan, now: float) -> "WorkerState":
         """Return the member under another loan: it generates while it is lent."""
-        lent = self.lends if loan.mode == "generate" else 0
+        lent = self.lent_concurrency if loan.mode == "generate" else 0
         begins = lent and not self.concurrency  # deadlines count anew
         clock_from = now if begins else self.clock_from
         return replace(self, loan=loan, concurrency=lent, clock_from=clock_from)
@@ -218,7 +218,9 @@ class Workers(dict[str, WorkerState]):
                 only_train=tuple(
                     w.address for w in self.values() if w.takes_work and not w.generates
                 ),
-                lendable=tuple(w.address for w in self.values() if w.lends and not w.excluded),
+                lendable=tuple(
+                    w.address for w in self.values() if w.lent_concurrency and not w.excluded
+                ),
             )
         return self._roles
 

@@ -70,12 +70,12 @@ def _run(scheduler: Scheduler) -> APIRouter:
             raise HTTPException(503, "starting: the run is being read", {"retry-after": "1"})
         return views.run_view(scheduler)
 
-    outlooks = BatchForecasts()
+    forecasts = BatchForecasts()
 
     @router.get("/v1/load", operation_id="get_load")
     def load() -> LoadView:
         """Throughput, what it could be, and where work waits."""
-        return load_view(scheduler, outlooks)
+        return load_view(scheduler, forecasts)
 
     return router
 
@@ -131,7 +131,7 @@ def _workers(scheduler: Scheduler) -> APIRouter:
         )  # fmt: skip
         async def request(worker: WorkerName) -> models.Accepted:
             _there(views.is_known(scheduler, worker) or None, f"there is no worker {worker!r}")
-            if action == "drain" and (reason := views.cannot_drain(scheduler, worker)):
+            if action == "drain" and (reason := views.drain_obstacle(scheduler, worker)):
                 raise HTTPException(409, reason)
             accepted = models.Accepted(action=action, id=uuid.uuid4().hex)
             await _publish(scheduler, WorkerRequest(action=action, worker=worker, id=accepted.id))
@@ -153,7 +153,7 @@ def _tag(scheduler: Scheduler) -> APIRouter:
     @router.post("/v1/tag", operation_id="set_tag", status_code=202, responses=CONFLICT_ERRORS)
     async def set_tag(body: models.TagBody) -> models.Accepted:
         """Choose how many groups the trainer generates: auto, off, or a fixed number."""
-        if reason := views.cannot_lend(scheduler):
+        if reason := views.lending_obstacle(scheduler):
             raise HTTPException(409, reason)
         limit = scheduler.plan.num_groups
         if body.mode == "fixed" and body.groups is None:

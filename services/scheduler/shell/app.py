@@ -19,7 +19,7 @@ from services.scheduler.core.machine import failure_to_send, step_together
 from services.scheduler.core.recovery import RECOVERED_STREAMS, restart_batches
 from services.scheduler.core.senders import is_foreign
 from services.scheduler.core.state import Phase, Plan, State
-from services.scheduler.core.throughput import outlook
+from services.scheduler.core.throughput import forecast_batch
 from services.scheduler.core.usage import UsageMeter, uses
 from services.scheduler.shell.dead_letters import DeadLetters, progress_of
 from services.scheduler.shell.disk_watch import DiskWatch
@@ -189,7 +189,7 @@ class Scheduler:
             lambda: 0.0 if self.lease is None else self.lease.seconds_unrenewed,
             self.run_log.alarm, lambda: room.reasons,
             lambda: self.alarms.look(
-                self.plan, self.state, [each.status for each in self.roster.seen.values()],
+                self.plan, self.state, [each.status for each in self.roster.statuses.values()],
                 self.chain.recent, time.monotonic(),
             ),
         )  # fmt: skip
@@ -378,14 +378,14 @@ class Scheduler:
             await self.index.rebuild(self.chain.recent)
 
     async def _keep_usage(self, record: CommitRecord) -> None:
-        """Store what the devices did for the batch that was just committed, for the report."""
+        """Store the devices' use of time in the batch that was just committed, for the report."""
         timeline, devices = self.meter.timeline(record.batch or 0), self.meter.take()
         if record.batch is None or len(self.committed_at) < 2:
             return  # this process has not seen it from its beginning
         tag = next((each for each in self.state.tag.history if each.batch == record.batch), None)
         seconds = self.committed_at[-1] - self.committed_at[-2]
-        seen = await asyncio.to_thread(outlook, self.plan, self.state)
-        usage = batch_usage(record, seconds, devices, tag, seen)
+        forecast = await asyncio.to_thread(forecast_batch, self.plan, self.state)
+        usage = batch_usage(record, seconds, devices, tag, forecast)
         kept = {
             usage_key(self.bus.run, usage.batch): usage.model_dump_json(indent=1).encode(),
             timeline_key(self.bus.run, usage.batch): await asyncio.to_thread(timeline.encode),

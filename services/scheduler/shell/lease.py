@@ -172,7 +172,7 @@ class Lease:
 
     async def _take(self) -> None:
         """Take the lease as soon as it is free, and begin an epoch."""
-        await retry(self._register.make)
+        await retry(self._register.create)
         ask_from = 0.0
         while True:
             began = self.clock()
@@ -304,7 +304,7 @@ class Lease:
 
     async def _write(self, *, on: int) -> int | None:
         data = self._mine.model_dump_json().encode()
-        return await self._register.write(data.ljust(limits.LEASE_ENTRY_BYTES), on=on)
+        return await self._register.write(data.ljust(limits.LEASE_ENTRY_BYTES), replaces=on)
 
     async def _release(self) -> None:
         held, self._held = self._held, None
@@ -314,7 +314,7 @@ class Lease:
         with suppress(Unavailable):
             entry = await self._register.read()
             if entry is not None and self._is_mine(entry):
-                await self._register.write(data, on=entry.revision)
+                await self._register.write(data, replaces=entry.revision)
         log.info("lease_released", epoch=held.epoch)
 
     def _stand_by(self, reason: str) -> None:

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from statistics import fmean
 
 from services.scheduler.core.state import Plan, State
-from services.scheduler.core.throughput import BatchForecast, outlook
+from services.scheduler.core.throughput import BatchForecast, forecast_batch
 from services.scheduler.core.waiting import WaitingSamples, queues
 from services.scheduler.shell.api_load import LoadView, QueueView, SlowestView
 from services.scheduler.shell.app import Scheduler
-from services.scheduler.shell.views import pace
+from services.scheduler.shell.views import median_step_seconds
 from shared.run.usage import per_second
 
 
@@ -18,33 +18,33 @@ class BatchForecasts:
     enough."""
 
     def __init__(self) -> None:
-        self._known: tuple[tuple[int, int, bool], BatchForecast] | None = None
+        self._newest: tuple[tuple[int, int, bool], BatchForecast] | None = None
 
     def forecast(self, plan: Plan, state: State) -> BatchForecast:
         batch = -1 if state.batch is None else state.batch.index
         key = batch, len(state.workers), bool(state.costs.gradient)
-        known = self._known
-        if known is None or known[0] != key or known[1].forecast_seconds is None:
-            self._known = known = key, outlook(plan, state)
-        return known[1]
+        newest = self._newest
+        if newest is None or newest[0] != key or newest[1].forecast_seconds is None:
+            self._newest = newest = key, forecast_batch(plan, state)
+        return newest[1]
 
 
-def load_view(scheduler: Scheduler, outlooks: BatchForecasts) -> LoadView:
-    plan, state = scheduler.plan, scheduler.state  # immutable, so all of this is of one moment
-    seen, samples = outlooks.forecast(plan, state), plan.num_groups * plan.group_size
+def load_view(scheduler: Scheduler, forecasts: BatchForecasts) -> LoadView:
+    plan, state = scheduler.plan, scheduler.state  # immutable: all figures belong to one moment
+    forecast, samples = forecasts.forecast(plan, state), plan.num_groups * plan.group_size
     names = {worker.address: worker.name for worker in state.rollout}
     seconds = {
-        names[address]: known.value
-        for address, known in state.costs.rollout.items()
-        if address in names and known.value
+        names[address]: estimate.value
+        for address, estimate in state.costs.rollout.items()
+        if address in names and estimate.value
     }
     return LoadView(
-        samples_per_second=per_second(samples, pace(scheduler)),
-        forecast_samples_per_second=per_second(samples, seen.forecast_seconds),
-        bound_samples_per_second=per_second(samples, seen.bound_seconds),
+        samples_per_second=per_second(samples, median_step_seconds(scheduler)),
+        forecast_samples_per_second=per_second(samples, forecast.forecast_seconds),
+        bound_samples_per_second=per_second(samples, forecast.bound_seconds),
         queues=[
             _queue_view(each, is_running=state.phase == "running")
-            for each in queues(plan, state, time.monotonic(), seen)
+            for each in queues(plan, state, time.monotonic(), forecast)
         ],
         slowest=slowest(seconds),
     )

@@ -65,8 +65,7 @@ class RunFigures:
     """Seconds since the newest commit, or since this process commands."""
     queues: Sequence[WaitingSamples] = ()
     """Where samples wait."""
-    seen: BatchForecast = field(default_factory=BatchForecast)
-    """Forecast of the batch."""
+    forecast: BatchForecast = field(default_factory=BatchForecast)
 
 
 class RunMetrics(Collector):
@@ -78,10 +77,10 @@ class RunMetrics(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         if self.look is None:
             return
-        found = self.look()
+        figures = self.look()
         phase = GaugeMetricFamily("digenrl_phase", "1 for the run's phase", labels=["phase"])
         for each in get_args(Phase):
-            phase.add_metric([each], each == found.phase)
+            phase.add_metric([each], each == figures.phase)
         workers = GaugeMetricFamily(
             "digenrl_workers", "Workers that report, by service", labels=["service"]
         )
@@ -90,26 +89,30 @@ class RunMetrics(Collector):
             "1 for a service that the run needs and that no worker provides",
             labels=["service"],
         )
-        for service, number in found.workers.items():
+        for service, number in figures.workers.items():
             workers.add_metric([service], number)
-            missing.add_metric([service], service in found.missing)
-        yield from (phase, workers, missing, *_queue_families(found.queues))
+            missing.add_metric([service], service in figures.missing)
+        yield from (phase, workers, missing, *_queue_families(figures.queues))
         for name, what, seconds in (
-            ("forecast", "Seconds of a batch by the schedule's model", found.seen.forecast_seconds),
-            ("bound", "Seconds of a batch that no schedule beats", found.seen.bound_seconds),
+            (
+                "forecast",
+                "Seconds of a batch by the schedule's model",
+                figures.forecast.forecast_seconds,
+            ),
+            ("bound", "Seconds of a batch that no schedule beats", figures.forecast.bound_seconds),
         ):
             if seconds is not None:
                 yield GaugeMetricFamily(f"digenrl_{name}_seconds", what, seconds)
         yield GaugeMetricFamily(
             "digenrl_seconds_since_commit",
             "Seconds since the newest commit, or since this scheduler commands",
-            found.seconds_since_commit,
+            figures.seconds_since_commit,
         )
-        if found.seconds_per_step is not None:
+        if figures.seconds_per_step is not None:
             yield GaugeMetricFamily(
                 "digenrl_seconds_per_step",
                 "Median seconds between the newest commits",
-                found.seconds_per_step,
+                figures.seconds_per_step,
             )
 
 
@@ -180,13 +183,9 @@ def batch_usage(
     seconds: float,
     devices: dict[str, dict[DeviceUse, float]],
     tag: TagRecord | None,
-    seen: BatchForecast,
+    forecast: BatchForecast,
 ) -> BatchUsage:
-    """Use of the devices for the batch of this commit record, for the report.
-
-    Args:
-        seen: what such a batch should take.
-    """
+    """Return the devices' use of time in the batch of a commit record, for the report."""
     assert record.batch is not None
     return BatchUsage(
         batch=record.batch,
@@ -194,8 +193,8 @@ def batch_usage(
         devices=devices,
         tag=None if tag is None else _tag_usage(tag, record),
         samples=sum(len(group.rewards) for group in record.trained),
-        forecast_seconds=seen.forecast_seconds,
-        bound_seconds=seen.bound_seconds,
+        forecast_seconds=forecast.forecast_seconds,
+        bound_seconds=forecast.bound_seconds,
     )
 
 

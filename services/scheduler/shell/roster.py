@@ -52,11 +52,11 @@ class Roster:
     _put: Callable[[MachineInput], None]
     _state: Callable[[], State]
     _meter: UsageMeter
-    seen: dict[str, LastStatus] = field(default_factory=dict)
+    statuses: dict[str, LastStatus] = field(default_factory=dict)
     """Newest status of each worker, by address."""
     leases: Leases = field(default_factory=Leases)
     num_waiting: Callable[[], int] = lambda: 0
-    """Returns how many statuses have come and are not recorded yet."""
+    """Returns the number of received statuses that are not recorded yet."""
 
     async def record(self, status: WorkerStatus) -> None:
         now = time.monotonic()
@@ -72,12 +72,12 @@ class Roster:
             await self._refuse(status, now, _name_taken(status))
         if heard in ("waits", "refused"):
             return
-        before = self.seen.get(address)
+        before = self.statuses.get(address)
         if heard == "joined":
             self._welcome(status)
         elif before is not None:
             self._count_waits(before.status, status)
-        self.seen[address] = LastStatus(status, now)
+        self.statuses[address] = LastStatus(status, now)
         stood = _stood(status, self._state().workers.get(address))
         if stood is not None:
             self._put(stood)
@@ -109,13 +109,13 @@ class Roster:
                 self._meter.move(status.worker, waited, "generating", use)
 
     async def _refuse(self, status: WorkerStatus, now: float, reason: str) -> None:
-        if status.address not in self.seen:
+        if status.address not in self.statuses:
             log.error("worker_refused", name=status.worker, host=status.host, reason=reason)
-        self.seen[status.address] = LastStatus(status, now, refused=reason)
+        self.statuses[status.address] = LastStatus(status, now, refused=reason)
         await self._bus.send(WorkerRefused(worker=status.address, reason=reason))
 
     def _welcome(self, status: WorkerStatus) -> None:
-        self.seen = {a: s for a, s in self.seen.items() if s.status.worker != status.worker}
+        self.statuses = {a: s for a, s in self.statuses.items() if s.status.worker != status.worker}
         refusal = status.device.refusal
         if refusal is not None:
             log.error("worker_refused", name=status.worker, reason=refusal)
@@ -135,11 +135,11 @@ class Roster:
         )
 
     def versions_in_use(self) -> set[int]:
-        reported = (seen.status.policy_version for seen in self.seen.values())
+        reported = (each.status.policy_version for each in self.statuses.values())
         return {version for version in reported if version is not None}
 
     async def watch(self) -> None:
-        """End leases without end; time in which this process itself was busy does not count."""
+        """End expired leases in a loop; time in which this process was busy does not count."""
         before = time.monotonic()
         while True:
             await asyncio.sleep(limits.ROSTER_CHECK_S)
@@ -150,12 +150,14 @@ class Roster:
             )
             before = now
             for address in self.leases.end(now):
-                self.seen.pop(address, None)
+                self.statuses.pop(address, None)
                 self._put(WorkerLeft(address))
                 log.warning("worker_left", address=address)
-            for address in [a for a, seen in self.seen.items() if seen.at < now - limits.LEASE_S]:
-                if self.seen[address].refused:
-                    del self.seen[address]
+            for address in [
+                a for a, seen in self.statuses.items() if seen.at < now - limits.LEASE_S
+            ]:
+                if self.statuses[address].refused:
+                    del self.statuses[address]
 
 
 def _is_known(state: State, status: WorkerStatus) -> bool:

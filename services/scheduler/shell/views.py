@@ -1,4 +1,4 @@
-"""Makes the answers of the HTTP API from the scheduler's state and the commit records."""
+"""Builds the responses of the HTTP API from the scheduler's state and the commit records."""
 
 import itertools
 import time
@@ -8,7 +8,7 @@ from services.scheduler.core.device_queues import sample_seconds
 from services.scheduler.core.lending import lendable
 from services.scheduler.core.state import BatchState, Plan, Stage, State, TagRecord
 from services.scheduler.core.tag.estimates import Estimate
-from services.scheduler.core.throughput import outlook
+from services.scheduler.core.throughput import forecast_batch
 from services.scheduler.core.usage import uses
 from services.scheduler.core.waiting import queues
 from services.scheduler.core.workers import WorkerState
@@ -44,7 +44,7 @@ STATUS_FIELDS = (WorkerView.model_fields.keys() & WorkerStatus.model_fields.keys
     "device",
     "versions",
 }
-"""Fields of a worker that are shown as its status has them."""
+"""Fields of a worker that the API copies from its status."""
 NO_ESTIMATE = Estimate()
 SERVICES: tuple[Service, ...] = ("rollout", "reward", "trainer")
 """Services that every run needs."""
@@ -53,8 +53,8 @@ SERVICES: tuple[Service, ...] = ("rollout", "reward", "trainer")
 def run_view(scheduler: Scheduler) -> RunView:
     state, plan = scheduler.state, scheduler.plan
     step = max(0, scheduler.chain.version)
-    seconds = pace(scheduler)
-    reporting = [seen.status.service for seen in scheduler.roster.seen.values()]
+    seconds = median_step_seconds(scheduler)
+    reporting = [last.status.service for last in scheduler.roster.statuses.values()]
     services = needed_services(plan)
     newest = {} if scheduler.chain.newest is None else scheduler.chain.newest.metrics
     return RunView(
@@ -81,29 +81,34 @@ def run_view(scheduler: Scheduler) -> RunView:
 
 
 def run_figures(scheduler: Scheduler, since: float) -> RunFigures:
-    """Return what alarms ask of the run; ``since``: when this scheduler began to command."""
-    run, at = run_view(scheduler), scheduler.committed_at
+    """Return the figures of the run for alarms.
+
+    Args:
+        since: monotonic time at which this scheduler began to command.
+    """
+    run = run_view(scheduler)
+    newest_commit = max([since, *scheduler.committed_at[-1:]])
     plan, state = scheduler.plan, scheduler.state
-    seen = outlook(plan, state)
+    forecast = forecast_batch(plan, state)
     return RunFigures(
         phase=run.phase,
         workers=run.num_workers,
         missing=run.missing_workers,
         seconds_per_step=run.seconds_per_step,
-        seconds_since_commit=time.monotonic() - max([since, *at[-1:]]),
-        queues=queues(plan, state, time.monotonic(), seen) if run.phase == "running" else (),
-        seen=seen,
+        seconds_since_commit=time.monotonic() - newest_commit,
+        queues=queues(plan, state, time.monotonic(), forecast) if run.phase == "running" else (),
+        forecast=forecast,
     )
 
 
-def pace(scheduler: Scheduler) -> float | None:
-    """Return the median seconds between the newest commits; None before the second."""
-    at = scheduler.committed_at
-    return seconds_per_step(after - before for before, after in itertools.pairwise(at))
+def median_step_seconds(scheduler: Scheduler) -> float | None:
+    """Return the median time between the newest commits; None before the second commit."""
+    times = scheduler.committed_at
+    return seconds_per_step(after - before for before, after in itertools.pairwise(times))
 
 
 def waiting_for(state: State) -> WaitsFor:
-    """The service, or the operator, that the run waits for."""
+    """Return the service that the run waits for; "operator" if a person has to act."""
     if state.phase == "finished":
         return "nothing"
     if state.phase in ("paused", "stopped", "failed"):
@@ -126,47 +131,45 @@ def missing_workers(plan: Plan, state: State, reporting: Collection[Service]) ->
     """Services that the run needs and that no worker provides.
 
     Args:
-        reporting: services of the workers that report; encoders are in no state.
+        reporting: services of all workers that report; the state has no encoders.
     """
     if state.phase not in ("waiting", "running"):
         return []
-    there = {worker.service for worker in state.workers.values()}
-    if "member" in there:
-        there |= {"trainer", "rollout"} if plan.schedule.members_generate else {"trainer"}
+    present = {worker.service for worker in state.workers.values()}
+    if "member" in present:
+        present |= {"trainer", "rollout"} if plan.schedule.members_generate else {"trainer"}
     if "encoder" in reporting:
-        there.add("encoder")
-    return [service for service in needed_services(plan) if service not in there]
+        present.add("encoder")
+    return [service for service in needed_services(plan) if service not in present]
 
 
 def worker_views(scheduler: Scheduler) -> list[WorkerView]:
-    now, current = (
-        time.monotonic(),
-        uses(scheduler.plan, scheduler.state),
-    )
-    seen = sorted(scheduler.roster.seen.values(), key=lambda seen: seen.status.worker)
-    return [_worker_view(scheduler, each, current, now) for each in seen]
+    now = time.monotonic()
+    device_uses = uses(scheduler.plan, scheduler.state)
+    statuses = sorted(scheduler.roster.statuses.values(), key=lambda last: last.status.worker)
+    return [_worker_view(scheduler, last, device_uses, now) for last in statuses]
 
 
 def _worker_view(
-    scheduler: Scheduler, seen: LastStatus, current: dict[str, DeviceUse], now: float
+    scheduler: Scheduler, last: LastStatus, device_uses: dict[str, DeviceUse], now: float
 ) -> WorkerView:
-    status = seen.status
-    known, costs = scheduler.state.workers.get(status.address), scheduler.state.costs
+    status, costs = last.status, scheduler.state.costs
+    worker = scheduler.state.workers.get(status.address)
     return WorkerView(
         **status.model_dump(include=STATUS_FIELDS),
-        use=current.get(status.worker),
+        use=device_uses.get(status.worker),
         versions=status.versions,
         device=status.device.kind,
         gpu=status.device.gpu,
         memory_bytes=status.device.memory_bytes,
-        refused=status.device.refusal or seen.refused,
-        drain=drain_state(known),
+        refused=status.device.refusal or last.refused,
+        drain=drain_state(worker),
         lent=status.loan is not None and status.loan.mode == "generate",
         loan_number=None if status.loan is None else status.loan.loan_number,
         seconds_per_sample=costs.rollout.get(status.address, NO_ESTIMATE).value,
-        num_in_hand=0 if known is None else len(known.assigned),
+        num_in_hand=0 if worker is None else len(worker.assigned),
         seconds_per_gradient=costs.gradient.get(status.address, NO_ESTIMATE).value,
-        seconds_since_seen=round(now - seen.at, 3),
+        seconds_since_seen=round(now - last.at, 3),
     )
 
 
@@ -180,7 +183,7 @@ def tag_view(scheduler: Scheduler) -> TagView:
         members=len(members),
         samples_left=tag.samples_left,
         costs={
-            "help_per_sample": _together([sample_seconds(state, each) for each in members]),
+            "help_per_sample": _combined_seconds([sample_seconds(state, each) for each in members]),
             "train_per_group": costs.train_seconds([each.address for each in state.members]),
             "ready": costs.ready.seconds,
             "commit": costs.commit.seconds,
@@ -190,8 +193,8 @@ def tag_view(scheduler: Scheduler) -> TagView:
     )
 
 
-def _together(seconds: Sequence[float]) -> float | None:
-    """Return the seconds per sample of devices that generate at the same time."""
+def _combined_seconds(seconds: Sequence[float]) -> float | None:
+    """Return the seconds per sample of all devices together, from the seconds of each device."""
     rates = [1 / each for each in seconds if each]
     return 1 / sum(rates) if rates else None
 
@@ -209,74 +212,74 @@ def _decision_view(record: TagRecord) -> TagDecisionView:
     )
 
 
-def drain_state(known: WorkerState | None) -> Drain:
-    """Return the state of a worker's drain request, if there is one."""
-    if known is None or not known.drained:
+def drain_state(worker: WorkerState | None) -> Drain:
+    """Return the state of a worker's drain request; "no" without a request."""
+    if worker is None or not worker.drained:
         return "no"
-    return "draining" if known.assigned else "drained"
+    return "draining" if worker.assigned else "drained"
 
 
 def is_known(scheduler: Scheduler, worker: str) -> bool:
     """Return whether there is a worker of this name, or a drain request for one."""
-    seen = scheduler.roster.seen.values()
-    return worker in scheduler.state.draining or any(s.status.worker == worker for s in seen)
+    statuses = scheduler.roster.statuses.values()
+    is_live = any(last.status.worker == worker for last in statuses)
+    return is_live or worker in scheduler.state.draining
 
 
-def cannot_lend(scheduler: Scheduler) -> str:
-    """Return why the loans of members cannot be set; empty if an operator can."""
+def lending_obstacle(scheduler: Scheduler) -> str:
+    """Return why an operator cannot set the loans of members; empty if this is possible."""
     mode = scheduler.plan.schedule.mode
     if mode == "disaggregated":
         return ""
     return f"schedule.mode {mode}: no member is lent; TAG is for mode disaggregated"
 
 
-def cannot_drain(scheduler: Scheduler, worker: str) -> str:
-    """Return why a worker cannot be drained and what to do instead; empty if it can."""
+def drain_obstacle(scheduler: Scheduler, worker: str) -> str:
+    """Return why a worker cannot be drained, with a remedy; empty if this is possible."""
     schedule = scheduler.plan.schedule
-    service = next(
-        (s.status.service for s in scheduler.roster.seen.values() if s.status.worker == worker), ""
-    )
+    statuses = (last.status for last in scheduler.roster.statuses.values())
+    service = next((each.service for each in statuses if each.worker == worker), "")
     if service in ("reward", "encoder"):
-        return f"a {service} worker is given nothing by name: SIGTERM ends it when it is done"
+        return f"a {service} worker needs no drain: SIGTERM ends it after its current work"
     if service != "rollout":
         mode = schedule.mode
-        return f"schedule.mode {mode}: SIGTERM ends a member, and others train its pieces"
+        return f"schedule.mode {mode}: SIGTERM ends a member, and other members train its pieces"
     return ""
 
 
 async def batch_views(scheduler: Scheduler, limit: int, before: int | None) -> list[BatchView]:
-    """The newest ``limit`` batches below ``before``, newest first; no others are read."""
+    """Return the newest ``limit`` batches below ``before``, newest first; reads no others."""
     newest = scheduler.chain.version
     end = newest + 2 if before is None else before
     running = [b for b in reversed(scheduler.state.batches) if newest <= b.index < end]
-    shown = [_in_flight_view(scheduler.state, batch) for batch in running[:limit]]
-    number = min(limit - len(shown), max(0, min(end, newest)))
+    current = [_in_flight_view(scheduler.state, batch) for batch in running[:limit]]
+    number = min(limit - len(current), max(0, min(end, newest)))
     steps = await scheduler.chain.page(end + 1, number)  # batch k made version k + 1
-    return [*shown, *map(committed_batch, steps)]
+    return [*current, *map(committed_batch, steps)]
 
 
 async def batch_detail(scheduler: Scheduler, batch: int) -> BatchDetail | None:
     if batch < scheduler.chain.version:
         return await committed_detail(scheduler.store, scheduler.bus.run, batch)
-    found = scheduler.state.find_batch(batch)
-    return None if found is None else _in_flight(scheduler.state, found)
+    current = scheduler.state.find_batch(batch)
+    return None if current is None else _in_flight_detail(scheduler.state, current)
 
 
 async def timeline_view(scheduler: Scheduler, batch: int) -> TimelineView | None:
-    """When devices changed what they did in a batch; None if that is not stored."""
+    """Return the devices' changes of use in a batch, with their times; None if not stored."""
     if batch == max(0, scheduler.chain.version):
         return timeline_of(scheduler.meter.timeline(batch))
     return await stored_timeline(scheduler.store, scheduler.bus.run, batch)
 
 
 async def version_views(scheduler: Scheduler, limit: int, before: int | None) -> list[VersionView]:
-    """The newest ``limit`` versions below ``before``, newest first."""
+    """Return the newest ``limit`` versions below ``before``, newest first."""
     end = scheduler.chain.version + 1 if before is None else before
-    adopted: dict[int | None, list[str]] = {}
-    for seen in scheduler.roster.seen.values():
-        adopted.setdefault(seen.status.policy_version, []).append(seen.status.worker)
+    users: dict[int | None, list[str]] = {}
+    for last in scheduler.roster.statuses.values():
+        users.setdefault(last.status.policy_version, []).append(last.status.worker)
     return [
-        version_view(step, adopted.get(step.version, ()))
+        version_view(step, users.get(step.version, ()))
         for step in await scheduler.chain.page(end, limit)
     ]
 
@@ -295,7 +298,7 @@ def _in_flight_view(state: State, batch: BatchState) -> BatchView:
     )
 
 
-def _in_flight(state: State, batch: BatchState) -> BatchDetail:
+def _in_flight_detail(state: State, batch: BatchState) -> BatchDetail:
     return BatchDetail(
         **_in_flight_view(state, batch).model_dump(),
         groups=[

@@ -73,16 +73,16 @@ class GroupFetcher:
         self._store = context.store
         self._cache = cache
         self._failed: set[tuple[int, int, int]] = set()
-        """(batch, group, attempt) that were reported as failed: they are not tried again when
-        their batch is."""
+        """(batch, group, attempt) that were reported as failed: a retry of their batch leaves them
+        out."""
 
-    async def again(
+    async def fetch_trained(
         self, commands: Sequence[TrainGroup]
     ) -> AsyncGenerator[tuple[int, AdmittedGroup]]:
-        """Yield groups that were trained before, by what was sent of them then.
+        """Yield groups that were trained before, from their stored commands.
 
         Raises:
-            IntegrityError: if something of them is no longer in the store, or is broken.
+            IntegrityError: if one of their objects is damaged or no longer in the store.
         """
         for command in commands:
             yield command.group, AdmittedGroup(command, await self._work_of(command))
@@ -99,7 +99,7 @@ class GroupFetcher:
         )
 
     async def fail(self, command: TrainGroup, error: DigenRLError) -> None:
-        """Report that a group has to be sent again."""
+        """Report that the scheduler has to issue a group again."""
         self._failed.add((command.batch, command.group, command.attempt))
         log.error("group_failed", batch=command.batch, group=command.group, error=str(error))
         await self._bus.publish(GroupFailed(**command.answer_fields, reason=str(error)[:4000]))

@@ -33,25 +33,27 @@ class ExchangeIncomplete(DigenRLError):
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class MemberRound:
     """One round of an exchange as one member sees it."""
 
     run: str
     me: str
     message: ExchangeSums
     deadline: float
-    """Monotonic seconds by which it has to be over."""
+    """Monotonic time at which the round ends."""
     by_group: bool = False
-    """Whether every group has a sum of its own, and they are added in the order of the groups."""
+    """Whether every group has its own sum; sums are then added in the order of the groups."""
 
     @classmethod
-    def from_message(cls, message: ExchangeSums, run: str, me: str, *, by_group: bool) -> "Meeting":
+    def from_message(
+        cls, message: ExchangeSums, run: str, me: str, *, by_group: bool
+    ) -> "MemberRound":
         deadline = time.monotonic() + message.max_seconds
         return cls(run, me, message, deadline, by_group)
 
     @property
     def seconds(self) -> float:
-        """Seconds that are left."""
+        """Seconds until the deadline."""
         return max(0.0, self.deadline - time.monotonic())
 
     @property
@@ -78,11 +80,11 @@ class Meeting:
 
     @property
     def contributors(self) -> tuple[Share, ...]:
-        """Shares of those that have summed something, in the order in which they are added."""
+        """Shares of members with a sum, in the order of the addition."""
         return tuple(share for share in self.message.shares if share.pieces)
 
     @property
-    def on_host(self) -> "Meeting":
+    def on_host(self) -> "MemberRound":
         """The same round of this host's members alone, with their leader as committer: the
         round's own, or the first of them. It is named by the leader's address, which no other run
         has, nor a later start of this one."""
@@ -91,7 +93,7 @@ class Meeting:
         return replace(self._of(mine, leader), run=leader)
 
     @property
-    def among_hosts(self) -> "Meeting":
+    def among_hosts(self) -> "MemberRound":
         """The same round of the leaders, each with the pieces of its whole host."""
         shares = []
         for each in self._by_host:
@@ -107,7 +109,7 @@ class Meeting:
         hosts = self.message.hosts or (1,) * len(self.message.shares)
         return [tuple(islice(shares, number)) for number in hosts]
 
-    def _of(self, shares: Sequence[Share], committer: str) -> "Meeting":
+    def _of(self, shares: Sequence[Share], committer: str) -> "MemberRound":
         changes = {"shares": tuple(shares), "committer": committer, "hosts": ()}
         return replace(self, message=self.message.model_copy(update=changes))
 
@@ -116,7 +118,8 @@ class Meeting:
         """The member that has trained each group, in the order of the groups.
 
         Raises:
-            Missed: if several members have trained parts of a group that is trained whole.
+            ExchangeIncomplete: if several members have trained parts of a group that one member
+                has to train.
         """
         owners: dict[int, str] = {}
         for share in self.contributors:
@@ -136,26 +139,26 @@ def _leader(shares: Sequence[Share], committer: str) -> str:
 class Exchange(Protocol):
     @property
     def host(self) -> str:
-        """Name of the memory of its host in which members add up their sums first; empty if they
-        do not."""
+        """Name of the shared memory in which members of one host first add their sums; empty
+        without this step."""
 
     @property
     def sum_bytes(self) -> int:
         """Bytes of a whole sum."""
 
-    async def total(self, meeting: Meeting, own: Sum) -> Any:
+    async def total(self, round_: MemberRound, own: Sum) -> Any:
         """Return the total (a `Term`) of what all members have summed; all get the same bits.
 
         Raises:
-            Missed: if it is not formed by the deadline.
+            ExchangeIncomplete: if a sum is missing at the deadline.
         """
 
-    async def of_all(self, meeting: Meeting, sums: Mapping[str, Sum]) -> Any:
-        """Return the total of the sums of all members, which were all made here.
+    async def local_total(self, round_: MemberRound, sums: Mapping[str, Sum]) -> Any:
+        """Return the total of sums of all members that this process has computed.
 
         Raises:
-            Missed: if the sums do not match their shares.
+            ExchangeIncomplete: if the sums do not match their shares.
         """
 
     async def close(self) -> None:
-        """Let go of what is kept between rounds."""
+        """Release what is kept between rounds."""

@@ -33,7 +33,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from services.trainer import limits
-from services.trainer.fluid.exchange import WHOLE_BATCH, ExchangeIncomplete, Meeting, Sum
+from services.trainer.fluid.exchange import WHOLE_BATCH, ExchangeIncomplete, MemberRound, Sum
 from services.trainer.fluid.store_exchange import StoreExchange, again, awaited
 from services.trainer.fluid.sums import (
     TALLY_NAMES,
@@ -73,11 +73,11 @@ class Membership:
     """Members that had not come when the round was over."""
     is_over: threading.Event = field(default_factory=threading.Event)
 
-    def meet(self, meeting: Meeting) -> None:
+    def meet(self, round_: MemberRound) -> None:
         """Wait until all members are there for this round: only then does a call begin that waits
         for them in torch. Raises RuntimeError if the membership is over before."""
-        store = PrefixStore(f"here {meeting.name}", self.store)
-        store.set(meeting.me, "here")
+        store = PrefixStore(f"here {round_.name}", self.store)
+        store.set(round_.me, "here")
         while not store.check(list(self.members)):
             if self.is_over.wait(limits.GROUP_EXCHANGE_POLL_S):
                 self.absent = tuple(each for each in self.members if not store.check([each]))
@@ -108,23 +108,23 @@ class GroupExchange:
     def sum_bytes(self) -> int:
         return self._layout.num_bytes
 
-    async def total(self, meeting: Meeting, own: Sum) -> Term:
-        if len(meeting.members) == 1:
-            terms = in_order({meeting.me: own}, meeting)
+    async def total(self, round_: MemberRound, own: Sum) -> Term:
+        if len(round_.members) == 1:
+            terms = in_order({round_.me: own}, round_)
             return await asyncio.to_thread(added, terms, self._layout)
-        if meeting.message.num_failures:
+        if round_.message.num_failures:
             await self.close()
-            return await self._by_store.total(meeting, own)
+            return await self._by_store.total(round_, own)
         try:
-            membership = await self._membership(meeting)
+            membership = await self._membership(round_)
         except TimeoutError:
-            missing = () if meeting.is_committer else (meeting.committer,)
+            missing = () if round_.is_committer else (round_.committer,)
             raise ExchangeIncomplete(
                 "no member published a meeting point in time", missing
             ) from None
-        call = _Call(lambda: self._formed(membership, meeting, own))
+        call = _Call(lambda: self._formed(membership, round_, own))
         try:
-            async with asyncio.timeout(meeting.seconds):
+            async with asyncio.timeout(round_.seconds):
                 total: Term = await call.result()
         except TimeoutError:
             await self._end(membership, call)
@@ -140,8 +140,8 @@ class GroupExchange:
         self._kept = membership
         return total
 
-    async def of_all(self, meeting: Meeting, sums: Mapping[str, Sum]) -> Term:
-        return await asyncio.to_thread(added, in_order(sums, meeting), self._layout)
+    async def local_total(self, round_: MemberRound, sums: Mapping[str, Sum]) -> Term:
+        return await asyncio.to_thread(added, in_order(sums, round_), self._layout)
 
     async def close(self) -> None:
         kept, self._kept = self._kept, None
@@ -159,57 +159,59 @@ class GroupExchange:
             end_soon()
             raise ExchangeHung("a process group does not end; this process does")
 
-    async def _membership(self, meeting: Meeting) -> Membership:
+    async def _membership(self, round_: MemberRound) -> Membership:
         """Return the kept membership if the committer kept it, or begin a new one.
 
         Raises:
-            TimeoutError: if the committer does not publish the meeting point in time.
-            Missed: if it is one that this member does not have.
+            TimeoutError: if the committer does not publish the round_ point in time.
+            ExchangeIncomplete: if it is one that this member does not have.
         """
         kept, self._kept = self._kept, None
-        if kept is not None and (kept.members != meeting.members or meeting.message.round):
+        if kept is not None and (kept.members != round_.members or round_.message.round):
             await asyncio.to_thread(kept.abort)
             kept = None
-        name = meeting.name
-        key = f"{meeting.folder}/{PLACE_KEY}.json"
-        if meeting.is_committer:
+        name = round_.name
+        key = f"{round_.folder}/{PLACE_KEY}.json"
+        if round_.is_committer:
             if kept is None:
-                store = await asyncio.to_thread(_serve, meeting.seconds)
-                kept = Membership(meeting.members, name, store)
+                store = await asyncio.to_thread(_serve, round_.seconds)
+                kept = Membership(round_.members, name, store)
                 place = {"name": name, "host": self._address, "port": store.port}
             else:
                 place = {"name": kept.name}
-            async with asyncio.timeout(meeting.seconds):
+            async with asyncio.timeout(round_.seconds):
                 await again(partial(self._store.write, key, json.dumps(place).encode()))
             return kept
-        async with asyncio.timeout(meeting.seconds):
+        async with asyncio.timeout(round_.seconds):
             place = json.loads(await awaited(self._store, key))
         if kept is not None and kept.name == place["name"]:
             return kept
         if kept is not None:
             await asyncio.to_thread(kept.abort)
         if "port" not in place:
-            raise ExchangeIncomplete("the others have met before this member came", (meeting.me,))
-        reached = _Call(lambda: _reach(place["host"], place["port"], meeting.seconds))
+            raise ExchangeIncomplete(
+                "the other members began before this one arrived", (round_.me,)
+            )
+        reached = _Call(lambda: _reach(place["host"], place["port"], round_.seconds))
         try:
-            return Membership(meeting.members, place["name"], await reached.result())
+            return Membership(round_.members, place["name"], await reached.result())
         except RuntimeError as error:
             raise ExchangeIncomplete(
-                f"the committer does not answer: {error}", (meeting.committer,)
+                f"the committer does not respond: {error}", (round_.committer,)
             ) from error
 
-    def _formed(self, membership: Membership, meeting: Meeting, own: Sum) -> Term:
+    def _formed(self, membership: Membership, round_: MemberRound, own: Sum) -> Term:
         """Meet and form the total, in a thread; raises RuntimeError if a member is lost."""
         if self._layout.device.type == "cuda":
             torch.cuda.set_device(self._layout.device)
-        membership.meet(meeting)
+        membership.meet(round_)
         if membership.group is None:
-            membership.group = self._group(membership, meeting)
-        membership.group._set_default_timeout(self._limit(meeting))
-        group, root = membership.group, meeting.members.index(meeting.committer)
-        tallies = self._tallies(group, meeting, own)
-        if meeting.by_group:
-            gradient = self._in_order(group, meeting, own)
+            membership.group = self._group(membership, round_)
+        membership.group._set_default_timeout(self._limit(round_))
+        group, root = membership.group, round_.members.index(round_.committer)
+        tallies = self._tallies(group, round_, own)
+        if round_.by_group:
+            gradient = self._in_order(group, round_, own)
         else:
             term = own.get(WHOLE_BATCH)
             given = None if term is None else term.gradient
@@ -220,48 +222,48 @@ class GroupExchange:
             torch.cuda.current_stream(gradient.device).synchronize()
         return Term(gradient, tallies)
 
-    def _limit(self, meeting: Meeting) -> timedelta:
+    def _limit(self, round_: MemberRound) -> timedelta:
         """Return how long torch waits in a call: in gloo for the rest of the round, in NCCL for
         longer, since the round's deadline aborts the group."""
         rest = limits.WATCHDOG_S if self._layout.device.type == "cuda" else 0.0
-        return timedelta(seconds=max(1.0, meeting.seconds) + rest)
+        return timedelta(seconds=max(1.0, round_.seconds) + rest)
 
-    def _group(self, membership: Membership, meeting: Meeting) -> Any:
-        rank, size = meeting.members.index(meeting.me), len(membership.members)
-        store, limit = PrefixStore(membership.name, membership.store), self._limit(meeting)
+    def _group(self, membership: Membership, round_: MemberRound) -> Any:
+        rank, size = round_.members.index(round_.me), len(membership.members)
+        store, limit = PrefixStore(membership.name, membership.store), self._limit(round_)
         if self._layout.device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = limit
             return dist.ProcessGroupNCCL(store, rank, size, options)
         return _gloo(store, rank, size, limit, self._address)
 
-    def _in_order(self, group: Any, meeting: Meeting, own: Sum) -> Tensor:
+    def _in_order(self, group: Any, round_: MemberRound, own: Sum) -> Tensor:
         """Add one group's gradient after the other, each from its owner. Groups without a gradient
         are skipped by all members: their owners announce them first."""
         total: Tensor | None = None
-        owners = meeting.owner_of
+        owners = round_.owner_of
         has = torch.zeros(len(owners), dtype=torch.int32, device=self._layout.device)
         for place, number in enumerate(owners):
             term = own.get(number)
-            if owners[number] == meeting.me and term is not None and term.gradient is not None:
+            if owners[number] == round_.me and term is not None and term.gradient is not None:
                 has[place] = 1
         _all_reduce_small(group, has)
         for place, number in enumerate(owners):
             if not int(has[place]):
                 continue
             gradient = self._layout.zeros()
-            if owners[number] == meeting.me:
+            if owners[number] == round_.me:
                 gradient.copy_(own[number].gradient)
-            _broadcast(group, gradient, meeting.members.index(owners[number]))
+            _broadcast(group, gradient, round_.members.index(owners[number]))
             total = gradient if total is None else total.add_(gradient)
         return self._layout.zeros() if total is None else total
 
-    def _tallies(self, group: Any, meeting: Meeting, own: Sum) -> dict[str, float]:
+    def _tallies(self, group: Any, round_: MemberRound, own: Sum) -> dict[str, float]:
         """Return the tallies of all terms, merged in the order in which gradients are added."""
-        wanted = addition_order(meeting)
+        wanted = addition_order(round_)
         rows = torch.zeros(len(wanted), len(TALLY_NAMES), dtype=torch.float64)
         for place, (worker, key) in enumerate(wanted):
-            if worker == meeting.me and key in own:
+            if worker == round_.me and key in own:
                 # Extremes of no rows are infinite, and inf + 0 = inf: the sum keeps each row.
                 rows[place] = tally_row(own[key].tally)
         rows = rows.to(self._layout.device)

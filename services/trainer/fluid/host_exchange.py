@@ -24,7 +24,7 @@ from pathlib import Path
 
 import structlog
 
-from services.trainer.fluid.exchange import WHOLE_BATCH, Exchange, Meeting, Sum
+from services.trainer.fluid.exchange import WHOLE_BATCH, Exchange, MemberRound, Sum
 from services.trainer.fluid.store_exchange import StoreExchange
 from services.trainer.fluid.sums import SumLayout, Term, added, in_order
 from shared.run.layout import batch_folder
@@ -136,26 +136,26 @@ class HostExchange:
     def sum_bytes(self) -> int:
         return self._layout.num_bytes
 
-    async def total(self, meeting: Meeting, own: Sum) -> Term:
-        here = meeting.on_host
-        await asyncio.to_thread(self._memory.forget, meeting.message.batch)
+    async def total(self, round_: MemberRound, own: Sum) -> Term:
+        here = round_.on_host
+        await asyncio.to_thread(self._memory.forget, round_.message.batch)
         if not here.is_committer:
             return await self._on_host.exchange_sum(here, own)
         sums = await self._on_host.gathered(here, own)
         together = await asyncio.to_thread(self._together, here, sums)
-        total: Term = await self._among_hosts.total(meeting.among_hosts, together)
+        total: Term = await self._among_hosts.total(round_.among_hosts, together)
         await self._on_host.give(here, total)
         return total
 
-    async def of_all(self, meeting: Meeting, sums: Mapping[str, Sum]) -> Term:
-        total: Term = await self._among_hosts.of_all(meeting, sums)
+    async def local_total(self, round_: MemberRound, sums: Mapping[str, Sum]) -> Term:
+        total: Term = await self._among_hosts.local_total(round_, sums)
         return total
 
     async def close(self) -> None:
         await self._among_hosts.close()
         self._memory.close()
 
-    def _together(self, here: Meeting, sums: dict[str, Sum]) -> Sum:
+    def _together(self, here: MemberRound, sums: dict[str, Sum]) -> Sum:
         if len(here.members) == 1:
             return sums[here.me]
         terms = in_order(sums, here)

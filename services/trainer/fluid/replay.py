@@ -1,10 +1,9 @@
-"""Makes a version again that is damaged in the store: from an older one that is whole, by what was
-sent of the batches since.
+"""Recomputes a version that is damaged in the store: restores the newest intact older version and
+trains the batches since then again, from their stored commands.
 
-All shares of a batch are summed here, for every member, and the sums are added as the members did.
-The same bits come out with `trainer.deterministic`; without it only if each member's pieces were
-trained in the order in which the record names them. The checksum shows whether the result is the
-same.
+This process computes the sum of every member and adds the sums in the members' order. With
+`trainer.deterministic` the result has the same bits. Without it the bits are the same only if each
+member trained its pieces in the order of the commit record. The checksum decides.
 """
 
 import structlog
@@ -13,7 +12,7 @@ from services.trainer import limits
 from services.trainer.batch.fetcher import AdmittedGroup, GroupFetcher
 from services.trainer.engine.storing import store_version
 from services.trainer.fluid.committing import SteppedVersion
-from services.trainer.fluid.exchange import Exchange, Meeting, Sum
+from services.trainer.fluid.exchange import Exchange, MemberRound, Sum
 from services.trainer.fluid.protocols import FluidDevice
 from shared.devices.protocols import GroupData
 from shared.errors import ContractError, IntegrityError
@@ -44,36 +43,36 @@ class Replay:
         self._fetcher = fetcher
         self._run, self._store = context.bus.run, context.store
         self._by_group = by_group
-        self._part = num_groups // num_updates
-        """Groups of one update."""
+        self._groups_per_update = num_groups // num_updates
+        """Number of groups of one update."""
 
-    async def to(self, damaged: CommitRecord, error: Exception) -> SteppedVersion:
-        """Put a damaged version in use, and store it again. The caller holds the device.
+    async def recompute(self, damaged: CommitRecord, error: Exception) -> SteppedVersion:
+        """Recompute a damaged version, put it in use and store it. The caller holds the device.
 
         Raises:
-            IntegrityError: if nothing that is stored leads to it.
+            IntegrityError: if no older version is intact, or the result has other bits.
         """
         version = damaged.policy.version
         CORRUPT.labels(what="checkpoint").inc()
-        then = "an older version is used, and the batches since are trained again"
-        log.error("version_damaged", version=version, error=str(error), then=then)
-        first = await self._restored(damaged)
+        remedy = "an older version is used, and the batches since then are trained again"
+        log.error("version_damaged", version=version, error=str(error), then=remedy)
+        first = await self._restore_intact(damaged)
         for number in range(first, version):
             record = damaged if number + 1 == version else await self._record(number + 1)
             await self._train(record)
         if await self._device.checksum() != damaged.checksum:
             raise IntegrityError(
-                f"batches {first} to {version - 1}, trained again, have other bits"
+                f"batches {first} to {version - 1}, trained again, give other bits"
             )
         await store_version(self._store, self._run, await self._device.weights())
         log.warning("version_made_again", version=version, since=first)
         return SteppedVersion(damaged.policy, damaged.checksum or "", damaged.shares)
 
-    async def _restored(self, damaged: CommitRecord) -> int:
-        """Restore the newest older version that is whole, and return its number."""
+    async def _restore_intact(self, damaged: CommitRecord) -> int:
+        """Restore the newest older version that is intact, and return its number."""
         for version in range(damaged.policy.version - 1, -1, -1):
             record = await read_commit(self._store, self._run, version)
-            if record is None or not await self._is_there(record):
+            if record is None or not await self._has_checkpoint(record):
                 continue
             trained = record.learned
             try:
@@ -83,19 +82,19 @@ class Replay:
                 return version
             except (IntegrityError, ContractError) as error:
                 log.error("version_damaged", version=version, error=str(error))
-        raise IntegrityError("no older version is whole")
+        raise IntegrityError("no older version is intact")
 
-    async def _is_there(self, record: CommitRecord) -> bool:
-        """Whether the states of a version are still stored."""
+    async def _has_checkpoint(self, record: CommitRecord) -> bool:
+        """Whether the checkpoint of a version is still stored."""
         ref = record.checkpoint
         return await self._store.backend.size(ref.key) == ref.size
 
     async def _train(self, record: CommitRecord) -> None:
-        """Train the batch that a version was made of, update by update."""
+        """Train the batch of a version again, update by update."""
         commands = await read_commands(self._store, record)
-        groups = {index: group async for index, group in self._fetcher.again(commands)}
-        for update, first in enumerate(range(0, len(groups), self._part)):
-            part = range(first, first + self._part)
+        groups = {index: group async for index, group in self._fetcher.fetch_trained(commands)}
+        for update, first in enumerate(range(0, len(groups), self._groups_per_update)):
+            part = range(first, first + self._groups_per_update)
             shares = tuple(
                 each for each in record.shares if each.pieces and each.pieces[0].group in part
             )
@@ -108,19 +107,19 @@ class Replay:
         self, record: CommitRecord, update: int, shares: tuple[Share, ...],
         groups: dict[int, AdmittedGroup],
     ) -> None:  # fmt: skip
-        sums = {share.worker: await self._summed(share, groups) for share in shares}
+        sums = {share.worker: await self._compute_sum(share, groups) for share in shares}
         parent = await self._record(record.policy.version - 1)
         message = ExchangeSums(
             batch=parent.policy.version, attempt=0, update=update, round=0, policy=parent.policy,
             committer=shares[0].worker, shares=shares, max_seconds=limits.SOLO_MEETING_S,
         )  # fmt: skip
         me = shares[0].worker
-        meeting = Meeting.from_message(message, self._run, me, by_group=self._by_group)
-        total = await self._exchange.of_all(meeting, sums)
+        round_ = MemberRound.from_message(message, self._run, me, by_group=self._by_group)
+        total = await self._exchange.local_total(round_, sums)
         await self._device.step(message.batch, total, await self._device.measure(total))
 
-    async def _summed(self, share: Share, groups: dict[int, AdmittedGroup]) -> Sum:
-        """Return what a member had summed."""
+    async def _compute_sum(self, share: Share, groups: dict[int, AdmittedGroup]) -> Sum:
+        """Compute a member's sum again."""
         self._device.begin()
         for piece in share.pieces:
             work = groups[piece.group].work

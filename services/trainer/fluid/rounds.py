@@ -9,7 +9,7 @@ import structlog
 
 from services.trainer.batch.measures import merge_step_metrics
 from services.trainer.fluid.committing import SteppedVersion
-from services.trainer.fluid.exchange import Exchange, ExchangeIncomplete, Meeting
+from services.trainer.fluid.exchange import Exchange, ExchangeIncomplete, MemberRound
 from services.trainer.fluid.protocols import FluidDevice, TotalMeasure
 from services.trainer.fluid.state import HeldTotal, MemberState, ReferenceVersion, Updates
 from services.trainer.fluid.versions import MemberVersions
@@ -148,8 +148,8 @@ class Rounds:
             if not ledger.is_current(message) or not ledger.is_exactly(message, share):
                 raise ExchangeIncomplete("its sum is no longer its share", (me,))
         reach("fluid.exchanges")
-        meeting = Meeting.from_message(message, self._bus.run, me, by_group=self._by_group)
-        total: object = await self._exchange.total(meeting, own)
+        round_ = MemberRound.from_message(message, self._bus.run, me, by_group=self._by_group)
+        total: object = await self._exchange.total(round_, own)
         return total
 
     async def _missed(self, message: ExchangeSums, missed: ExchangeIncomplete) -> None:

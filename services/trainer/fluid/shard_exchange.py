@@ -3,7 +3,7 @@ holds, and no process holds a whole sum."""
 
 from collections.abc import Mapping
 
-from services.trainer.fluid.exchange import ExchangeIncomplete, Meeting, Sum
+from services.trainer.fluid.exchange import ExchangeIncomplete, MemberRound, Sum
 from services.trainer.fluid.shard_group import ShardGroup
 from services.trainer.fluid.store_exchange import TOTAL, StoreExchange
 from services.trainer.fluid.sums import StoredSum, SumLayout, Term, addition_order
@@ -18,32 +18,32 @@ class ShardExchange(StoreExchange):
         super().__init__(store, layout)
         self._group = group
 
-    async def total(self, meeting: Meeting, own: Sum) -> Term:
-        if not meeting.is_committer:
-            return await self.exchange_sum(meeting, own)
-        async with self.limited(meeting) as waits_for:
-            others = await self.others(meeting, waits_for, _as_told)
-            total = await self._added(meeting, {meeting.me: own} if own else {}, others)
-            if len(meeting.members) > 1:
-                stored = await self._group.put_total(meeting.message.batch)
-                await self.say(meeting, TOTAL, stored)
+    async def total(self, round_: MemberRound, own: Sum) -> Term:
+        if not round_.is_committer:
+            return await self.exchange_sum(round_, own)
+        async with self.limited(round_) as waits_for:
+            others = await self.others(round_, waits_for, _as_told)
+            total = await self._added(round_, {round_.me: own} if own else {}, others)
+            if len(round_.members) > 1:
+                stored = await self._group.put_total(round_.message.batch)
+                await self.say(round_, TOTAL, stored)
         return total
 
-    async def exchange_sum(self, meeting: Meeting, own: Sum) -> Term:
-        async with self.limited(meeting) as waits_for:
+    async def exchange_sum(self, round_: MemberRound, own: Sum) -> Term:
+        async with self.limited(round_) as waits_for:
             if own:
-                stored = await self._group.put_sum(own, meeting.message.batch)
-                await self.say(meeting, meeting.me, stored)
-            waits_for.add(meeting.committer)
-            return await self._group.take_total(await self.stored(meeting, TOTAL))
+                stored = await self._group.put_sum(own, round_.message.batch)
+                await self.say(round_, round_.me, stored)
+            waits_for.add(round_.committer)
+            return await self._group.take_total(await self.stored(round_, TOTAL))
 
-    async def of_all(self, meeting: Meeting, sums: Mapping[str, Sum]) -> Term:
-        return await self._added(meeting, sums, {})
+    async def local_total(self, round_: MemberRound, sums: Mapping[str, Sum]) -> Term:
+        return await self._added(round_, sums, {})
 
     async def _added(
-        self, meeting: Meeting, own: Mapping[str, Sum], others: Mapping[str, StoredSum]
+        self, round_: MemberRound, own: Mapping[str, Sum], others: Mapping[str, StoredSum]
     ) -> Term:
-        order = addition_order(meeting)
+        order = addition_order(round_)
         missing = {name for name, key in order if name in own and key not in own[name]}
         if missing:
             reason = "the sums do not match their shares"

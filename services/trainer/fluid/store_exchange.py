@@ -17,7 +17,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from services.trainer import limits
-from services.trainer.fluid.exchange import WHOLE_BATCH, ExchangeIncomplete, Meeting, Sum
+from services.trainer.fluid.exchange import WHOLE_BATCH, ExchangeIncomplete, MemberRound, Sum
 from services.trainer.fluid.sums import (
     Ranges,
     StoredSum,
@@ -90,100 +90,103 @@ class StoreExchange:
     def sum_bytes(self) -> int:
         return self._layout.num_bytes
 
-    async def total(self, meeting: Meeting, own: Sum) -> Term:
-        if not meeting.is_committer:
-            return await self.exchange_sum(meeting, own)
-        sums = await self.gathered(meeting, own)
-        total = await asyncio.to_thread(added, in_order(sums, meeting), self._layout)
-        await self.give(meeting, total)
+    async def total(self, round_: MemberRound, own: Sum) -> Term:
+        if not round_.is_committer:
+            return await self.exchange_sum(round_, own)
+        sums = await self.gathered(round_, own)
+        total = await asyncio.to_thread(added, in_order(sums, round_), self._layout)
+        await self.give(round_, total)
         return total
 
-    async def of_all(self, meeting: Meeting, sums: Mapping[str, Sum]) -> Term:
-        return await asyncio.to_thread(added, in_order(sums, meeting), self._layout)
+    async def local_total(self, round_: MemberRound, sums: Mapping[str, Sum]) -> Term:
+        return await asyncio.to_thread(added, in_order(sums, round_), self._layout)
 
     async def close(self) -> None:
         pass
 
-    async def gathered(self, meeting: Meeting, own: Sum) -> dict[str, Sum]:
-        """Return the sums of all members; raises Missed if they are not there in time."""
-        async with self.limited(meeting) as waits_for:
-            return {meeting.me: own, **await self.others(meeting, waits_for, self._objects.get)}
+    async def gathered(self, round_: MemberRound, own: Sum) -> dict[str, Sum]:
+        """Return the sums of all members; raises ExchangeIncomplete at the deadline."""
+        async with self.limited(round_) as waits_for:
+            return {round_.me: own, **await self.others(round_, waits_for, self._objects.get)}
 
-    async def give(self, meeting: Meeting, total: Term) -> None:
-        """Store the total for the others; raises Missed if that does not end in time."""
-        if len(meeting.members) > 1:
-            async with self.limited(meeting):
-                await self._offer(meeting, TOTAL, {WHOLE_BATCH: total})
+    async def give(self, round_: MemberRound, total: Term) -> None:
+        """Store the total for the others; raises ExchangeIncomplete at the deadline."""
+        if len(round_.members) > 1:
+            async with self.limited(round_):
+                await self._offer(round_, TOTAL, {WHOLE_BATCH: total})
 
-    async def exchange_sum(self, meeting: Meeting, own: Sum) -> Term:
-        """Store this member's sum and wait for the total; raises Missed if it does not come in
-        time."""
-        async with self.limited(meeting) as waits_for:
+    async def exchange_sum(self, round_: MemberRound, own: Sum) -> Term:
+        """Store this member's sum and wait for the total; raises ExchangeIncomplete at the
+        deadline."""
+        async with self.limited(round_) as waits_for:
             if own:
-                await self._offer(meeting, meeting.me, own)
-            waits_for.add(meeting.committer)
-            found = await self._objects.get_total(await self.stored(meeting, TOTAL))
+                await self._offer(round_, round_.me, own)
+            waits_for.add(round_.committer)
+            found = await self._objects.get_total(await self.stored(round_, TOTAL))
             return await asyncio.to_thread(added, [found], self._layout)
 
     async def others(
-        self, meeting: Meeting, waits_for: set[str], get: Callable[[StoredSum], Awaitable[T]]
+        self,
+        round_: MemberRound,
+        waits_for: set[str],
+        get: Callable[[StoredSum], Awaitable[T]],
     ) -> dict[str, T]:
         """Return what ``get`` makes of the sum of each other member, as soon as it is stored."""
-        names = [share.worker for share in meeting.contributors if share.worker != meeting.me]
+        names = [share.worker for share in round_.contributors if share.worker != round_.me]
         waits_for.update(names)
 
         async def taken(name: str) -> T:
-            found = await get(await self.stored(meeting, name))
+            found = await get(await self.stored(round_, name))
             waits_for.discard(name)
             return found
 
         return dict(zip(names, await asyncio.gather(*map(taken, names)), strict=True))
 
-    async def _offer(self, meeting: Meeting, name: str, what: Sum) -> None:
-        folder = batch_folder(meeting.run, meeting.message.batch)
+    async def _offer(self, round_: MemberRound, name: str, what: Sum) -> None:
+        folder = batch_folder(round_.run, round_.message.batch)
         part = await self._objects.put(folder, what)
-        await self.say(meeting, name, StoredSum(parts=(part,)))
+        await self.say(round_, name, StoredSum(parts=(part,)))
 
-    async def say(self, meeting: Meeting, name: str, stored: StoredSum) -> None:
+    async def say(self, round_: MemberRound, name: str, stored: StoredSum) -> None:
         """Publish the location of a sum, or of the total."""
         said = stored.model_dump_json().encode()
-        await again(lambda: self._store.write(f"{meeting.folder}/{name}.json", said))
+        await again(lambda: self._store.write(f"{round_.folder}/{name}.json", said))
 
-    async def stored(self, meeting: Meeting, name: str) -> StoredSum:
+    async def stored(self, round_: MemberRound, name: str) -> StoredSum:
         """Return the location of a member's sum, or of the total, once it is published."""
-        key = f"{meeting.folder}/{name}.json"
+        key = f"{round_.folder}/{name}.json"
         try:
             return StoredSum.model_validate_json(await awaited(self._store, key))
         except ValidationError as error:
             raise ContractError(f"{key} names no sum") from error
 
     @contextlib.asynccontextmanager
-    async def limited(self, meeting: Meeting) -> AsyncIterator[set[str]]:
+    async def limited(self, round_: MemberRound) -> AsyncIterator[set[str]]:
         """Limit what is within to the round's deadline; gives a set for the names of members whose
         sums are read. `ExchangeIncomplete` names these if a sum is faulty, and after the deadline
         the members that are absent."""
         waits_for = set[str]()
         try:
-            async with asyncio.timeout(meeting.seconds):
+            async with asyncio.timeout(round_.seconds):
                 yield waits_for
         except TimeoutError:
-            absent = await self._absent(meeting)
+            absent = await self._absent(round_)
             raise ExchangeIncomplete("the sums were not there in time", absent) from None
         except (ContractError, IntegrityError) as error:
             raise ExchangeIncomplete(str(error), tuple(sorted(waits_for))) from error
 
-    async def _absent(self, meeting: Meeting) -> tuple[str, ...]:
+    async def _absent(self, round_: MemberRound) -> tuple[str, ...]:
         """Return the other members that have stored nothing of what the round needs of them: their
         sum, or if all of these are there, the total."""
         try:
             async with asyncio.timeout(limits.PRESENCE_S):
-                keys = await self._store.keys(meeting.folder)
+                keys = await self._store.keys(round_.folder)
         except (TimeoutError, Unavailable):
             return ()
         stored = {key.rpartition("/")[2].removesuffix(".json") for key in keys}
-        needed = {share.worker for share in meeting.contributors} - {meeting.committer}
-        absent = needed - stored or {meeting.committer} - {meeting.me}
-        return tuple(sorted(absent - {meeting.me}))
+        needed = {share.worker for share in round_.contributors} - {round_.committer}
+        absent = needed - stored or {round_.committer} - {round_.me}
+        return tuple(sorted(absent - {round_.me}))
 
 
 async def awaited(store: ObjectStore, key: str) -> bytes:

@@ -7,7 +7,7 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from services.trainer.fluid.exchange import WHOLE_BATCH, ExchangeIncomplete, Meeting, Sum
+from services.trainer.fluid.exchange import WHOLE_BATCH, ExchangeIncomplete, MemberRound, Sum
 from shared.diffusion.sampling.tensors import pack, unpack
 from shared.diffusion.training.tally import Tally
 from shared.errors import ContractError
@@ -174,21 +174,21 @@ def added(terms: Iterable[Term], layout: SumLayout) -> Term:
     return Term(layout.zeros() if total is None else total, tally.as_dict())
 
 
-def addition_order(meeting: Meeting) -> list[tuple[str, int]]:
+def addition_order(round_: MemberRound) -> list[tuple[str, int]]:
     """Return the members and keys of all terms in the order of addition: the order of the shares,
     or of the groups."""
-    if meeting.by_group:
-        return [(worker, group) for group, worker in meeting.owner_of.items()]
-    return [(share.worker, WHOLE_BATCH) for share in meeting.contributors]
+    if round_.by_group:
+        return [(worker, group) for group, worker in round_.owner_of.items()]
+    return [(share.worker, WHOLE_BATCH) for share in round_.contributors]
 
 
-def in_order(sums: Mapping[str, Sum], meeting: Meeting) -> list[Term]:
+def in_order(sums: Mapping[str, Sum], round_: MemberRound) -> list[Term]:
     """Returns the terms of all members in the order in which they are added.
 
     Raises:
-        Missed: if a sum lacks an entry of its share.
+        ExchangeIncomplete: if a sum lacks an entry of its share.
     """
-    wanted = addition_order(meeting)
+    wanted = addition_order(round_)
     missing = {worker for worker, key in wanted if key not in sums.get(worker, {})}
     if missing:
         raise ExchangeIncomplete("the sums do not match their shares", tuple(sorted(missing)))

@@ -117,27 +117,27 @@ class MemberVersions:
     async def _rebuild(self, record: CommitRecord, damage: IntegrityError) -> bool:
         """Make a damaged version again, if that is possible; else report a remedy."""
         version = record.policy.version
-        note = f"version {version} is damaged in the store, and is made again from an older one"
+        note = f"version {version} is damaged in the store and is recomputed from an older version"
         try:
             with self._worker.saying(note):
-                await patiently(partial(self._replayed, record, damage), "store_unavailable")
+                await patiently(partial(self._use_recomputed, record, damage), "store_unavailable")
             return True
         except DigenRLError as error:
             key = commit_key(self._bus.run, version)
             advice = (
-                f"version {version} is damaged in the store ({damage}) and cannot be made again "
-                f"({error}): put its objects back from a backup; or stop the run, move {key} out "
-                f"of the store and start it again, which trains batch {version - 1} anew"
+                f"version {version} is damaged in the store ({damage}) and cannot be recomputed "
+                f"({error}): restore its objects from a backup; or stop the run, move {key} out "
+                f"of the store and start it again, which trains batch {version - 1} again"
             )
             log.error("version_lost", version=version, advice=advice)
             with self._worker.saying(advice[:4000]):
                 await asyncio.sleep(limits.LOST_VERSION_RETRY_S)
             return False
 
-    async def _replayed(self, record: CommitRecord, damage: IntegrityError) -> None:
+    async def _use_recomputed(self, record: CommitRecord, damage: IntegrityError) -> None:
         async with self._state.lock, self._state.sums:
             self._state.lose()
-            made = await self._replay.to(record, damage)
+            made = await self._replay.recompute(record, damage)
             self._state.use(made.policy, made.checksum)
 
     def commit(self, batch: int, tasks: asyncio.TaskGroup) -> None:

@@ -89,7 +89,7 @@ class GradientTransaction:
     @property
     def tally(self) -> Tally:
         """Metrics of the rows that were trained: waits until the device has trained them."""
-        self._sums.into(self._tally)
+        self._sums.move_to(self._tally)
         return self._tally
 
     @tally.setter

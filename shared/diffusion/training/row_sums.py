@@ -1,8 +1,8 @@
-"""Sums over trained rows on the device, until the host reads them.
+"""Sums over trained rows, kept on the device until the host reads them.
 
-To read a number of a device is to wait until everything is done that is queued there. So a pass
-only queues additions, in float64, and all numbers are read at once: at the end of a batch, or where
-a gradient leaves the device.
+Reading a number from a device waits until all queued work is done. A pass therefore only queues
+additions, in float64. The host reads all sums at once: at the end of a batch, or when a gradient
+leaves the device.
 """
 
 from dataclasses import dataclass, field
@@ -13,36 +13,35 @@ from torch import Tensor
 from shared.diffusion.training.loss import Surrogate
 from shared.diffusion.training.tally import Tally
 
-SUMS = (
+ROW_SUMS = (
     "ratio_sum", "approx_kl_sum", "weight_sum", "weight_square_sum", "num_clipped_low",
     "num_clipped_high", "num_zero_advantage",
 )  # fmt: skip
-"""Fields of a tally that rows add to."""
+"""Fields of `Tally` that are sums over rows."""
 
 MIN_RATIO = 1e-300
-"""A ratio that has underflowed still has a logarithm."""
+"""Lower limit of ratios inside the logarithm: a ratio may underflow to 0."""
 
 
 @dataclass(slots=True)
 class RowSums:
-    """Adds up what a tally will have of the rows; empty once it is read."""
+    """Accumulates the sums and extremes of a `Tally`; `move_to` empties it."""
 
-    _parts: dict[str, Tensor] = field(default_factory=dict)
-    """Sums of losses by the field's name, (); ``rows``: the sums in `SUMS`, (7,)."""
+    _sums: dict[str, Tensor] = field(default_factory=dict)
+    """Field of `Tally` -> its sum, (); ``rows`` -> the sums in `ROW_SUMS`, (7,)."""
     _peaks: dict[str, Tensor] = field(default_factory=dict)
-    """Largest ratio, largest of the negative ratios, and largest distance of one from 1: (3,), by
-    the name of the field for the last."""
+    """Field of `Tally` for the ratio error -> maxima of ratio, -ratio and abs(ratio - 1), (3,)."""
 
     def add(self, name: str, value: Tensor) -> None:
-        """Adds a number () or several to a sum."""
+        """Adds a value to the sum ``name``; all values of a sum have one shape."""
         value = value.detach().double()
-        held = self._parts.get(name)
-        self._parts[name] = value if held is None else held + value
+        total = self._sums.get(name)
+        self._sums[name] = value if total is None else total + value
 
     def record(
         self, surrogate: Surrogate, advantage: Tensor, *, clip_range: float, staleness: int
     ) -> None:
-        """Adds rows of one staleness; ``advantage`` is (B,)."""
+        """Adds rows with the same staleness; ``advantage`` is (B,)."""
         ratio, clipped = surrogate.ratio.double(), surrogate.clipped_ratio
         weight = surrogate.weight.double()
         rows = (
@@ -58,18 +57,18 @@ class RowSums:
         error = (surrogate.ratio - 1).abs().double()
         peaks = torch.stack((ratio, -ratio, error)).amax(1)
         name = "onpolicy_ratio_error" if staleness == 0 else "stale_ratio_error"
-        held = self._peaks.get(name)
-        # What is no number is no ratio: it shows in the loss, and in the norm of the gradient.
-        self._peaks[name] = peaks if held is None else torch.fmax(held, peaks)
+        largest = self._peaks.get(name)
+        # fmax ignores NaN, which shows in the loss and in the norm of the gradient.
+        self._peaks[name] = peaks if largest is None else torch.fmax(largest, peaks)
 
-    def into(self, tally: Tally) -> None:
-        """Moves everything into ``tally``: waits once for the device."""
-        held = [*self._parts.items(), *self._peaks.items()]
-        if not held:
+    def move_to(self, tally: Tally) -> None:
+        """Adds everything to ``tally``; waits once for the device."""
+        tensors = [*self._sums.values(), *self._peaks.values()]
+        if not tensors:
             return
-        numbers = iter(torch.cat([tensor.reshape(-1) for _, tensor in held]).tolist())
-        for name in self._parts:
-            for each in SUMS if name == "rows" else (name,):
+        numbers = iter(torch.cat([tensor.reshape(-1) for tensor in tensors]).tolist())
+        for name in self._sums:
+            for each in ROW_SUMS if name == "rows" else (name,):
                 kind = type(getattr(tally, each))
                 setattr(tally, each, getattr(tally, each) + kind(next(numbers)))
         for name in self._peaks:
@@ -77,4 +76,4 @@ class RowSums:
             tally.ratio_max = max(tally.ratio_max, largest)
             tally.ratio_min = min(tally.ratio_min, -negative)
             setattr(tally, name, max(getattr(tally, name), error))
-        self._parts, self._peaks = {}, {}
+        self._sums, self._peaks = {}, {}

@@ -8,7 +8,7 @@ import pytest
 
 from services.scheduler.core.state import FragmentState, GroupState, Plan, Stage, State
 from services.scheduler.core.tag.estimates import Costs
-from services.scheduler.core.throughput import BatchForecast, outlook
+from services.scheduler.core.throughput import BatchForecast, forecast_batch
 from services.scheduler.core.waiting import WaitingSamples, queues
 from services.scheduler.core.workers import AssignedFragment, Workers
 from services.scheduler.costs.floor import floor_seconds
@@ -29,7 +29,7 @@ def opened() -> tuple[Plan, State]:
 
 def test_forecast_and_bound_are_those_of_the_planner(opened: tuple[Plan, State]) -> None:
     plan, state = opened
-    found = outlook(plan, state)
+    found = forecast_batch(plan, state)
     assert found.forecast_seconds is not None and found.bound_seconds is not None
     planned = forecast(PROFILE, SPLIT, SIZE, plan.schedule).seconds
     assert found.forecast_seconds == pytest.approx(planned, rel=0.02)
@@ -40,9 +40,11 @@ def test_forecast_and_bound_are_those_of_the_planner(opened: tuple[Plan, State])
 def test_nothing_is_said_before_both_tasks_were_measured(opened: tuple[Plan, State]) -> None:
     plan, state = opened
     for costs in (Costs(), replace(state.costs, gradient={})):
-        assert outlook(plan, replace(state, costs=costs)) == BatchForecast()
+        assert forecast_batch(plan, replace(state, costs=costs)) == BatchForecast()
     gone = {each: w for each, w in state.workers.items() if w.service != "member"}
-    assert outlook(plan, replace(state, workers=type(state.workers)(gone))) == BatchForecast()
+    assert (
+        forecast_batch(plan, replace(state, workers=type(state.workers)(gone))) == BatchForecast()
+    )
 
 
 @pytest.mark.parametrize("mode", ["disaggregated", "sequential", "colocated", "fluid"])
@@ -56,18 +58,18 @@ def test_whatever_devices_there_are_no_forecast_beats_the_bound(
     members = [each for each in state.workers.values() if each.service == "member"]
     for generating, at_once, number in product((True, False), (0, 1, 8), (1, len(members))):
         able = [
-            replace(each, lends=at_once) if lends
-            else replace(each, concurrency=at_once, lends=0, loan=None)
+            replace(each, lent_concurrency=at_once) if lends
+            else replace(each, concurrency=at_once, lent_concurrency=0, loan=None)
             for each in members[:number]
         ]  # fmt: skip
         workers = {each.address: each for each in (*state.only_generate * generating, *able)}
-        found = outlook(plan, replace(state, workers=Workers(workers)))
+        found = forecast_batch(plan, replace(state, workers=Workers(workers)))
         if found.forecast_seconds is not None and found.bound_seconds is not None:
             assert found.bound_seconds <= found.forecast_seconds
 
 
 def by_name(plan: Plan, state: State, now: float) -> dict[str, WaitingSamples]:
-    found = queues(plan, state, now, outlook(plan, state))
+    found = queues(plan, state, now, forecast_batch(plan, state))
     assert [each.name for each in found] == ["generation", "in_hand", "scoring", "training"]
     return {each.name: each for each in found}
 

@@ -50,7 +50,7 @@ def scheduler(folder: CountedReads) -> Scheduler:
     for version in (0, 1):
         scheduler.chain.add(stored(version))
     scheduler.run_log.is_read = True
-    scheduler.roster.seen["rollout-0-a"] = LastStatus(examples.status("rollout"), 0.0)
+    scheduler.roster.statuses["rollout-0-a"] = LastStatus(examples.status("rollout"), 0.0)
     return scheduler
 
 

@@ -207,7 +207,7 @@ def test_workers_show_what_they_wait_for_and_why_they_are_refused(
 ) -> None:
     small = Device(kind="RTX", memory_bytes=2**30, needs_bytes=3 * 2**30)
     status = examples.status("rollout", "refused", worker="small", device=small)
-    scheduler.roster.seen["small-a"] = LastStatus(status, 0.0)
+    scheduler.roster.statuses["small-a"] = LastStatus(status, 0.0)
     mine, refused = client.get("/v1/workers").json()
     assert (mine["use"], mine["num_in_hand"], mine["refused"]) == ("generating", 2, None)
     assert refused["refused"] == "the model needs 3.00 GiB, this RTX has 1.00 GiB"
@@ -219,7 +219,7 @@ def test_workers_show_their_host_their_gpu_and_where_their_probes_are(
 ) -> None:
     device, url = Device(kind="H100", gpu="2,3"), "http://10.0.0.7:8001"
     status = examples.status("trainer", "training", device=device, host="node7", url=url)
-    scheduler.roster.seen["trainer-0-a"] = LastStatus(status, 0.0)
+    scheduler.roster.statuses["trainer-0-a"] = LastStatus(status, 0.0)
     _, trainer = client.get("/v1/workers").json()
     assert (trainer["host"], trainer["gpu"]) == ("node7", "2,3")
     assert trainer["url"] == "http://10.0.0.7:8001"
@@ -237,7 +237,7 @@ def test_a_worker_is_drained_by_its_name_and_shows_it(
     [shown] = client.get("/v1/workers").json()
     assert (shown["drain"], shown["num_in_hand"]) == ("draining", 2)
     status = examples.status("reward", "scoring", worker="r")
-    scheduler.roster.seen["r-a"] = LastStatus(status, 0.0)
+    scheduler.roster.statuses["r-a"] = LastStatus(status, 0.0)
     refused = client.post("/v1/workers/r/drain")
     assert refused.status_code == 409 and "SIGTERM" in refused.json()["detail"]
 

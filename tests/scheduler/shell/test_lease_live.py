@@ -242,10 +242,10 @@ async def test_a_standby_says_that_the_broker_stores_nothing_where_nobody_comman
     monkeypatch.setattr(limits, "HOLDER_HEAD_START_S", 0.05)
     is_full, write = True, Register.write
 
-    async def may_write(register: Register, data: bytes, *, on: int) -> int | None:
+    async def may_write(register: Register, data: bytes, *, replaces: int) -> int | None:
         if is_full:
             raise Unavailable("insufficient storage resources available")
-        return await write(register, data, on=on)
+        return await write(register, data, replaces=replaces)
 
     monkeypatch.setattr(Register, "write", may_write)
     lease = another(bus, folder_store, "first")

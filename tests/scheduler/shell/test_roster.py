@@ -52,7 +52,7 @@ async def test_an_encoder_is_seen_and_given_no_work(
     await roster.record(status("encoder", "encoding"))
     await roster.record(status("encoder", "waiting_for_trainer"))
     assert inputs == []
-    assert [seen.status.service for seen in roster.seen.values()] == ["encoder"]
+    assert [seen.status.service for seen in roster.statuses.values()] == ["encoder"]
     await roster.record(status("rollout", "generating"))
     assert [type(each) for each in inputs] == [WorkerJoined]
 

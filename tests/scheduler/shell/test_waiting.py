@@ -41,7 +41,7 @@ def test_encoders_are_shown_and_missed_only_where_the_run_needs_them(
     assert run["num_workers"] == {"rollout": 1, "reward": 0, "trainer": 0, "encoder": 0}
     assert run["missing_workers"] == ["reward", "trainer", "encoder"]
     status = examples.status("encoder", "encoding", note="no prompts")
-    scheduler.roster.seen["encoder-0-a"] = LastStatus(status, 0.0)
+    scheduler.roster.statuses["encoder-0-a"] = LastStatus(status, 0.0)
     assert client.get("/v1/run").json()["missing_workers"] == ["reward", "trainer"]
     [shown] = [each for each in client.get("/v1/workers").json() if each["use"] is None]
     assert (shown["service"], shown["activity"], shown["note"]) == (
@@ -67,7 +67,7 @@ def test_a_worker_shows_its_own_seconds_per_sample_and_nobody_elses(
 ) -> None:
     for service in ("reward", "trainer", "rollout"):
         status = examples.status(service, "starting", worker=f"{service}-9")
-        scheduler.roster.seen[status.address] = LastStatus(status, 0.0)
+        scheduler.roster.statuses[status.address] = LastStatus(status, 0.0)
     costs = scheduler.state.costs.observe_rollout("rollout-0-a", 0.5)
     costs = costs.observe_rollout("trainer-9-a", 0.7)
     scheduler.state = replace(scheduler.state, costs=costs)

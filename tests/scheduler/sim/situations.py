@@ -56,7 +56,7 @@ def opening(
             service="member",
             concurrency=0,
             kind=kind,
-            lends=1,
+            lent_concurrency=1,
             loan=Loan(),
         )
         for address, kind in addresses(split.trainer, "member-").items()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from shared.errors import UserError
-from shared.learning.hub_datasets import chosen_files, not_fetched
+from shared.learning.hub_datasets import chosen_files, missing_dataset_advice
 
 SHARDS = [f"data/{split}-0000{n}-of-00002.parquet" for split in ("test", "train") for n in (0, 1)]
 
@@ -73,7 +73,7 @@ def test_what_is_not_there_is_said_with_what_is(
 
 def test_only_prompts_of_the_hub_are_to_be_fetched(tmp_path: Path) -> None:
     absent = tmp_path / "datasets--me--pics" / "prompts" / "main" / "prompts.jsonl"
-    fault = not_fetched(absent) or ""
+    fault = missing_dataset_advice(absent) or ""
     assert "me/pics is not on this host" in fault
     assert "digenrl fetch RECIPE" in fault
-    assert not_fetched(tmp_path / "prompts.jsonl") is None
+    assert missing_dataset_advice(tmp_path / "prompts.jsonl") is None

@@ -95,7 +95,7 @@ def test_what_json_lines_become_as_a_table_is_what_they_are(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"caption": ["a"], "n": [1]}, 'has no column "prompt", but caption, n; rename the one'),
+        ({"caption": ["a"], "n": [1]}, 'has no column "prompt", but caption, n; rename the column'),
         ({"prompt": [1, 2]}, "row 1: prompt: Input should be a valid string"),
         ({"prompt": pa.array([None, ""], pa.string())}, "holds no prompt"),
         ({"prompt": ["a", "b" * 5000]}, "row 2: prompt: String should have at most 4096"),
@@ -138,7 +138,9 @@ def test_several_splits_are_named_and_so_are_other_folders(tmp_path: Path) -> No
     with pytest.raises(UserError, match="holds the splits test, train; name one"):
         read_prompts(tmp_path / "all")
     assert read(tmp_path / "all" / "train") == [("a", {})]
-    with pytest.raises(UserError, match=r"other is no dataset made by save_to_disk .*; name such"):
+    with pytest.raises(
+        UserError, match=r"other is not a dataset made by save_to_disk .*; name such"
+    ):
         read_prompts(tmp_path / "other")
 
 

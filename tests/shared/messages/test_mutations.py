@@ -18,7 +18,7 @@ from services.reward.scoring import read_media
 from shared.errors import ContractError
 from shared.messages.codec import decode
 from shared.run.commits import CommitRecord
-from shared.store.media import coded
+from shared.store.media import pack
 from shared.store.tensor_header import check_header
 
 NUM = int(os.environ.get("DIGENRL_MUTATIONS", "500"))
@@ -47,7 +47,7 @@ def _commit(data: bytes) -> None:
 DOORS: dict[str, tuple[bytes, Door]] = {
     **{message["kind"]: (msgpack.packb(message), decode) for message in MESSAGES.values()},
     "raw media": (RAW, _media),
-    "coded media": (coded(FLAT), _media),
+    "packed media": (pack(FLAT), _media),
     "tensors": (RAW, check_header),
     "commit record": (COMMIT, _commit),
 }

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from shared.process.failpoints import VARIABLE, parsed
+from shared.process.failpoints import VARIABLE, parse_failpoint
 
 PASSES = "from shared.process.failpoints import reach; [reach(p) for p in ('a', 'b', 'a', 'b')]"
 
@@ -27,4 +27,4 @@ def test_a_process_is_killed_when_it_comes_to_its_point_often_enough(
 @pytest.mark.parametrize("text", ["a:", "a:x", "a:0", ":1"])
 def test_a_number_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=VARIABLE):
-        parsed(text)
+        parse_failpoint(text)

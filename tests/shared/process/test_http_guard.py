@@ -220,14 +220,14 @@ async def asked(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.
 async def test_a_request_that_is_not_finished_does_not_hold_its_connection(
     begun: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PatientH11, "patience_s", 0.1)
+    monkeypatch.setattr(PatientH11, "timeout_s", 0.1)
     async with served(an_app()) as port, asked(port) as (reader, writer):
         writer.write(begun)
         assert await reader.read() == b"", "the other side has closed it"
 
 
 async def test_a_request_that_trickles_in_has_no_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PatientH11, "patience_s", 0.2)
+    monkeypatch.setattr(PatientH11, "timeout_s", 0.2)
     async with served(an_app()) as port, asked(port) as (reader, writer):
         writer.write(b"GET /run HTTP/1.1\r\n")
         closed = asyncio.create_task(reader.read())

@@ -26,7 +26,7 @@ def test_an_algorithm_implies_its_sampling(
     recipe = load_recipe(with_algorithm(tmp_path, f'name = "{name}"'))
     sampling = recipe.sampling
     assert (sampling.variant, sampling.first_window_starts) == (variant, starts)
-    assert sampling.moving_window.moves == moves
+    assert sampling.moving_window.rule == moves
 
 
 def test_what_a_recipe_says_of_sampling_goes_before_what_its_algorithm_implies(

@@ -1,4 +1,4 @@
-"""Damaged bytes in a run's store: they are found wherever they are, and mended where that is
+"""Damaged bytes in a run's store: they are found wherever they are, and repaired where that is
 possible."""
 
 import json
@@ -20,7 +20,7 @@ from shared.run.files import LibrariesRecord, read_records
 from shared.run.layout import commit_key, copy_key, measured_versions, numbers_in, weights_folder
 from shared.run.log import Log
 from shared.run.record_backups import create_kept, keep_copy, read_kept, write_kept
-from shared.run.repair import find_damage, mend
+from shared.run.repair import apply_remedy, find_damage
 from shared.store import ObjectStore
 from shared.store.backend import StoredObject
 from shared.telemetry import CORRUPT
@@ -48,10 +48,10 @@ async def flip(store: ObjectStore, key: str, place: int) -> None:
     await store.write(key, bytes(data))
 
 
-async def mend_all(store: ObjectStore) -> list[str]:
+async def repair_all(store: ObjectStore) -> list[str]:
     found = await find_damage(store, RUN)
     for each in found:
-        await mend(store, RUN, each)
+        await apply_remedy(store, RUN, each)
     return [each.remedy for each in found]
 
 
@@ -67,7 +67,7 @@ async def test_a_damaged_byte_in_any_record_changes_nothing_that_is_read(
         assert await commit_chain(store, RUN) == before or version == COUNT - 1
         assert await newest_commit(store, RUN) == newest
         assert (await read_chain(store, RUN)).newest == newest
-        assert await mend_all(store) == ["put back"]
+        assert await repair_all(store) == ["put back"]
         assert await commit_chain(store, RUN) == before
         assert await find_damage(store, RUN) == []
 
@@ -80,7 +80,7 @@ async def test_a_damaged_record_without_a_copy_stops_a_run_with_the_remedy(
     await flip(store, commit_key(RUN, 2), 3)
     with pytest.raises(ContractError, match=f"00000002.*digenrl repair {RUN}"):
         await read_chain(store, RUN)
-    assert await mend_all(store) == ["none", "none"], "version 3 may be the one, or 2"
+    assert await repair_all(store) == ["none", "none"], "version 3 may be the one, or 2"
 
 
 async def test_a_damaged_newest_record_without_a_copy_takes_the_run_back_by_one(
@@ -88,7 +88,7 @@ async def test_a_damaged_newest_record_without_a_copy_takes_the_run_back_by_one(
 ) -> None:
     await store.delete_folder(f"{RUN}/copies/{COUNT - 1:08d}")
     await flip(store, commit_key(RUN, COUNT - 1), 0)
-    assert await mend_all(store) == ["move"]
+    assert await repair_all(store) == ["move"]
     newest = await newest_commit(store, RUN)
     assert newest is not None and newest.policy.version == COUNT - 2
 
@@ -102,7 +102,7 @@ async def test_a_damaged_object_of_any_kind_is_found_and_moved_away(store: Objec
     for ref in refs.values():
         await flip(store, ref.key, 1)
     await flip(store, f"{RUN}/usage/00000001.json", 1)
-    assert await mend_all(store) == ["move"] * 5
+    assert await repair_all(store) == ["move"] * 5
     assert await find_damage(store, RUN) == []
     assert len(await store.keys(f"{RUN}/quarantine")) == 5
 
@@ -149,7 +149,7 @@ async def test_a_damaged_byte_of_a_record_with_a_copy_changes_nothing_and_is_put
     await write(store, RUN, name, data)
     await flip(store, f"{RUN}/{name}.json", place)
     assert await read_kept(store, RUN, name) == data
-    assert "put back" in await mend_all(store)
+    assert "put back" in await repair_all(store)
     assert await store.read(f"{RUN}/{name}.json") == data
 
 
@@ -192,7 +192,7 @@ async def test_an_object_at_a_place_or_of_a_name_that_is_nobodys_changes_nothing
     ):  # their names decide nothing
         assert CORRUPT.labels(what="foreign")._value.get() == counted + 1, "an alarm"
     assert [(each.key, each.remedy) for each in await find_damage(store, RUN)] == [(key, "move")]
-    assert await mend_all(store) == ["move"]
+    assert await repair_all(store) == ["move"]
     assert await find_damage(store, RUN) == []
 
 
@@ -221,7 +221,7 @@ async def test_a_copy_that_somebody_else_has_made_takes_the_place_of_no_record(
         await flip(store, commit_key(RUN, version), 0)
         assert await commit_chain(store, RUN) == before
         await store.delete([commit_key(RUN, version)])
-        assert await mend_all(store) == ["put back"]
+        assert await repair_all(store) == ["put back"]
         assert await commit_chain(store, RUN) == before
 
 
@@ -247,7 +247,7 @@ def test_the_command_says_what_it_would_do_and_does_it_when_asked(
     monkeypatch.setenv("DIGENRL_STORE_URL", f"file://{root}")
     first = CliRunner().invoke(app, ["repair", "digits"])
     assert (first.exit_code, path.exists()) == (1, True)
-    assert "its bytes are not what its name says" in first.output
+    assert "its bytes do not match the digest" in first.output
     again = CliRunner().invoke(app, ["repair", "digits", "--apply"])
     assert (again.exit_code, path.exists()) == (0, False)
     assert CliRunner().invoke(app, ["repair", "digits"]).exit_code == 0

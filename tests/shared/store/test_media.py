@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as arrays
 
 from services.reward.scoring import MediaSize, read_media
 from shared.errors import ContractError
-from shared.store.media import PACKED, SHAPE, Media, coded
+from shared.store.media import PACKED, SHAPE, Media, pack
 
 SIDE = st.integers(1, 6)
 SHAPES = st.one_of(
@@ -49,13 +49,13 @@ def packed(shape: tuple[int, ...], data: bytes, **other: Any) -> bytes:
 
 @given(SHAPES.flatmap(lambda shape: arrays.arrays(np.uint8, shape)))
 def test_any_pixels_come_back_as_they_were(media: Media) -> None:
-    np.testing.assert_array_equal(read_media(coded(raw(media)), len(media)), media)
+    np.testing.assert_array_equal(read_media(pack(raw(media)), len(media)), media)
 
 
 @pytest.mark.parametrize("frames", [1, 5])
 def test_smooth_media_take_less_than_half_and_are_the_same_to_the_bit(frames: int) -> None:
     media = smooth(3, frames)
-    small = coded(raw(media))
+    small = pack(raw(media))
     assert len(small) < 0.5 * media.nbytes
     size = MediaSize(height=64, width=64, frames=frames)
     np.testing.assert_array_equal(read_media(small, 3, size), media)
@@ -64,21 +64,21 @@ def test_smooth_media_take_less_than_half_and_are_the_same_to_the_bit(frames: in
 
 def test_what_would_not_be_smaller_stays_as_it_is() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (2, 3, 8, 8), np.uint8)
-    assert coded(raw(noise)) == raw(noise)
+    assert pack(raw(noise)) == raw(noise)
 
 
 def test_nothing_is_unpacked_that_is_not_of_the_recipes_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     unpacked: list[object] = []
-    monkeypatch.setattr("shared.store.media._unpacked", lambda *what: unpacked.append(what))
+    monkeypatch.setattr("shared.store.media._unpack", lambda *what: unpacked.append(what))
     bomb = packed((1, 3, 2500, 2500), zlib.compress(b"0" * 20_000_000))
     with pytest.raises(ContractError, match="the recipe makes 64 x 64 pixels"):
         read_media(bomb, 1, MediaSize(height=64, width=64))
-    with pytest.raises(ContractError, match="bytes are no media of shape"):
+    with pytest.raises(ContractError, match="bytes cannot hold media of shape"):
         read_media(packed((1, 3, 1 << 20, 1 << 20), b"12345"), 1)
     with pytest.raises(ContractError, match="no images or videos of 2 samples"):
-        read_media(coded(raw(smooth(1))), 2)
+        read_media(pack(raw(smooth(1))), 2)
     assert unpacked == []
 
 

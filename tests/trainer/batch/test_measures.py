@@ -45,7 +45,7 @@ def tally(*ratios: float, staleness: int = 1) -> Tally:
     surrogate = Surrogate(ratio, ratio, ratio, torch.ones_like(ratio))
     sums.record(surrogate, torch.ones_like(ratio), clip_range=0.1, staleness=staleness)
     found.count(len(ratios), staleness=staleness)
-    sums.into(found)
+    sums.move_to(found)
     return found
 
 

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.trainer.fluid.exchange import WHOLE_BATCH, Exchange, ExchangeIncomplete, Meeting, Sum
+from services.trainer.fluid.exchange import (
+    WHOLE_BATCH,
+    Exchange,
+    ExchangeIncomplete,
+    MemberRound,
+    Sum,
+)
 from services.trainer.fluid.group_exchange import GroupExchange
 from services.trainer.fluid.host_exchange import HostExchange, HostMemory
 from services.trainer.fluid.store_exchange import StoreExchange, SumObjects
@@ -67,16 +73,16 @@ def share(worker: str, *groups: int) -> Share:
     return Share(worker=worker, sum_number=0, pieces=tuple(pieces))
 
 
-def meetings(
+def member_rounds(
     shares: Sequence[Share], *, batch: int = 0, round_number: int = 0, seconds: float = 20.0,
     by_group: bool = False, hosts: tuple[int, ...] = (),
-) -> dict[str, Meeting]:  # fmt: skip
+) -> dict[str, MemberRound]:  # fmt: skip
     message = ExchangeSums(
         batch=batch, attempt=0, round=round_number, policy=examples.policy(batch), committer="b",
         shares=tuple(shares), max_seconds=seconds, hosts=hosts, update=0,
     )  # fmt: skip
     return {
-        each.worker: Meeting.from_message(message, "test", each.worker, by_group=by_group)
+        each.worker: MemberRound.from_message(message, "test", each.worker, by_group=by_group)
         for each in shares
     }
 
@@ -86,7 +92,7 @@ def found_in(folder: Path, pattern: str) -> list[Path]:
 
 
 async def totals(
-    exchanges: dict[str, Exchange], met: dict[str, Meeting], sums: dict[str, Sum]
+    exchanges: dict[str, Exchange], met: dict[str, MemberRound], sums: dict[str, Sum]
 ) -> list[Term]:
     forming = [exchanges[name].total(met[name], sums.get(name, {})) for name in exchanges]
     return list(await asyncio.gather(*forming))
@@ -95,7 +101,7 @@ async def totals(
 async def test_all_members_have_the_bits_of_one_total(make: Make) -> None:
     exchanges = {name: make() for name in NAMES}
     for batch in range(3):  # a membership that is kept forms the later ones
-        met = meetings([share("a", 0), share("b", 1, 2), share("c")], batch=batch)
+        met = member_rounds([share("a", 0), share("b", 1, 2), share("c")], batch=batch)
         sums: dict[str, Sum] = {
             "a": {WHOLE_BATCH: term(batch)},
             "b": {WHOLE_BATCH: term(batch + 1, 2)},
@@ -123,7 +129,7 @@ async def test_groups_are_added_in_their_order_whoever_has_trained_them(make: Ma
         sums: dict[str, Sum] = {
             name: {number: groups[number] for number in own} for name, own in parts.items()
         }
-        found += await totals(exchanges, meetings(shares, batch=batch, by_group=True), sums)
+        found += await totals(exchanges, member_rounds(shares, batch=batch, by_group=True), sums)
     expected = of(groups[0]).clone()
     for number in range(1, 5):
         expected += of(groups[number])
@@ -133,7 +139,7 @@ async def test_groups_are_added_in_their_order_whoever_has_trained_them(make: Ma
 
 async def test_groups_without_a_gradient_count_with_their_rows(make: Make) -> None:
     exchanges = {name: make() for name in ("a", "b")}
-    met = meetings([share("a", 0), share("b", 1)], by_group=True)
+    met = member_rounds([share("a", 0), share("b", 1)], by_group=True)
     nothing = Term(None, Tally(num_rows=4).as_dict())
     for each in await totals(exchanges, met, {"a": {0: nothing}, "b": {1: term(1)}}):
         assert torch.equal(of(each), of(term(1)))
@@ -148,7 +154,7 @@ async def test_a_round_ends_without_a_lost_member_and_the_next_is_formed_by_the_
     exchanges = {name: make() for name in NAMES if name != lost}
     shares = [share("a", 0), share("b", 1), share("c", 2)]
     sums: dict[str, Sum] = {name: {WHOLE_BATCH: term(place)} for place, name in enumerate(NAMES)}
-    met = meetings(shares, seconds=1.5)
+    met = member_rounds(shares, seconds=1.5)
     began = time.monotonic()
     ended = await asyncio.gather(
         *(exchanges[name].total(met[name], sums[name]) for name in exchanges),
@@ -160,7 +166,7 @@ async def test_a_round_ends_without_a_lost_member_and_the_next_is_formed_by_the_
     message = met["a"].message.model_copy(
         update={"shares": tuple(rest), "round": 1, "committer": "c", "max_seconds": 20.0}
     )
-    again = {n: Meeting.from_message(message, "test", n, by_group=False) for n in exchanges}
+    again = {n: MemberRound.from_message(message, "test", n, by_group=False) for n in exchanges}
     [total, *_] = await totals(exchanges, again, sums)
     alive = [place for place, name in enumerate(NAMES) if name != lost]
     whole = of(term(alive[0])) + of(term(alive[1]))
@@ -175,7 +181,7 @@ async def test_whoever_has_not_come_is_named_whomever_one_waits_for(
     exchanges = {name: make() for name in NAMES if name not in absent}
     shares = [share("a", 0), share("b", 1), share("c", 2)]
     sums: dict[str, Sum] = {name: {WHOLE_BATCH: term(place)} for place, name in enumerate(NAMES)}
-    met = meetings(shares, seconds=1.5)
+    met = member_rounds(shares, seconds=1.5)
     ended = await asyncio.gather(
         *(exchanges[name].total(met[name], sums[name]) for name in exchanges),
         return_exceptions=True,
@@ -199,7 +205,7 @@ async def test_a_committer_that_takes_too_long_is_named_by_those_whose_sums_are_
         return {}
 
     exchanges = {name: make() for name in ("a", "b")}
-    met = meetings([share("a", 0), share("b", 1)], seconds=4.0)
+    met = member_rounds([share("a", 0), share("b", 1)], seconds=4.0)
     if isinstance(exchanges["b"], GroupExchange):
         met = {
             name: replace(each, message=each.message.model_copy(update={"num_failures": 1}))
@@ -217,7 +223,7 @@ async def test_after_a_round_that_came_to_nothing_a_process_group_is_not_formed_
     make: Make, tmp_path: Path
 ) -> None:
     exchanges = {name: make() for name in ("a", "b")}
-    met = meetings([share("a", 0), share("b", 1)], round_number=1)
+    met = member_rounds([share("a", 0), share("b", 1)], round_number=1)
     again = {
         name: replace(each, message=each.message.model_copy(update={"num_failures": 1}))
         for name, each in met.items()
@@ -232,7 +238,7 @@ async def test_after_a_round_that_came_to_nothing_a_process_group_is_not_formed_
 
 
 async def test_a_round_that_is_given_up_leaves_nothing_that_waits(make: Make) -> None:
-    met, before = meetings([share("a", 0), share("b", 1)], seconds=60.0), asyncio.all_tasks()
+    met, before = member_rounds([share("a", 0), share("b", 1)], seconds=60.0), asyncio.all_tasks()
     forming = asyncio.create_task(make().total(met["b"], {WHOLE_BATCH: term(0)}))
     await asyncio.sleep(0.5)
     forming.cancel()
@@ -267,7 +273,7 @@ async def test_members_of_a_host_add_up_theirs_before_hosts_exchange_one_each(
     for number in range(1, 7):
         whole += of(terms[number])
     for batch in range(2):
-        met = meetings(shares, batch=batch, by_group=by_group, hosts=(3, 2, 1))
+        met = member_rounds(shares, batch=batch, by_group=by_group, hosts=(3, 2, 1))
         found = await totals(exchanges, met, sums)
         assert len({checksum({"": of(each)}).hex for each in found}) == 1
         assert torch.allclose(of(found[0]), whole, rtol=1e-5, atol=1e-6)
@@ -321,8 +327,8 @@ def test_a_sum_that_lacks_what_its_share_says_is_missed_by_name() -> None:
         (False, {WHOLE_BATCH: term(1)}, {}),
         (True, {0: term(1)}, {7: term(2)}),
     ):
-        meeting = meetings(shares, by_group=by_group)["a"]
+        round_ = member_rounds(shares, by_group=by_group)["a"]
         for sums in ({"a": whole, "b": lacking}, {"a": whole}):
             with pytest.raises(ExchangeIncomplete) as missed:
-                in_order(sums, meeting)
+                in_order(sums, round_)
             assert missed.value.missing == ("b",)

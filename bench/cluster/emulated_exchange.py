@@ -16,7 +16,7 @@ from bench.cluster.hold import Held
 from bench.cluster.stores import at_least
 from bench.runner.figures import Interval
 from services.scheduler.costs.shape import Shape
-from services.trainer.fluid.exchange import WHOLE_BATCH, ExchangeIncomplete, Meeting, Sum
+from services.trainer.fluid.exchange import WHOLE_BATCH, ExchangeIncomplete, MemberRound, Sum
 
 KEPT_ROUNDS = 4
 
@@ -50,22 +50,22 @@ class HostExchange:
         await self.client.subscribe(self.subject, cb=self._hear)
         await self.client.flush()
 
-    async def join(self, meeting: Meeting, account: Account) -> Total:
+    async def join(self, round_: MemberRound, account: Account) -> Total:
         """Return the total of a round, once all have come and it would be there.
 
         Raises:
-            Missed: if somebody has not come by the deadline.
+            ExchangeIncomplete: if somebody has not come by the deadline.
         """
-        table, wanted = self._table(meeting.name), set(meeting.members)
-        table.own[meeting.me] = account
+        table, wanted = self._table(round_.name), set(round_.members)
+        table.own[round_.me] = account
         if table.own.keys() == wanted & self.here:
-            await self.client.publish(self.subject, packed(meeting.name, table.own))
+            await self.client.publish(self.subject, packed(round_.name, table.own))
         try:
-            async with asyncio.timeout(meeting.seconds):
+            async with asyncio.timeout(round_.seconds):
                 while not wanted <= table.accounts.keys():
                     table.changed.clear()
                     await table.changed.wait()
-                table.total = table.total or asyncio.create_task(self._total(meeting, table))
+                table.total = table.total or asyncio.create_task(self._total(round_, table))
                 return await asyncio.shield(table.total)
         except TimeoutError:
             missing = sorted(wanted - table.accounts.keys())
@@ -77,9 +77,9 @@ class HostExchange:
         table.accounts.update(accounts)
         table.changed.set()
 
-    async def _total(self, meeting: Meeting, table: Table) -> Total:
-        message = meeting.message
-        came = {address: table.accounts[address] for address in meeting.members}
+    async def _total(self, round_: MemberRound, table: Table) -> Total:
+        message = round_.message
+        came = {address: table.accounts[address] for address in round_.members}
         async with at_least(self.seconds(len(came))):
             return await asyncio.to_thread(
                 total_of, came, self.shape, message.batch, message.policy.weights_digest
@@ -106,14 +106,14 @@ class EmulatedExchange:
     def sum_bytes(self) -> int:
         return 0  # nothing crosses a line
 
-    async def total(self, meeting: Meeting, own: Sum) -> Total:
+    async def total(self, round_: MemberRound, own: Sum) -> Total:
         began = self.held.clock()
-        found = await self.meeting_place.join(meeting, own.get(WHOLE_BATCH, Account()))
+        found = await self.meeting_place.join(round_, own.get(WHOLE_BATCH, Account()))
         self.held.intervals.append(Interval(self.held.name, "exchange", began, self.held.clock()))
         return found
 
-    async def of_all(self, meeting: Meeting, sums: Mapping[str, Sum]) -> Total:
-        message, shape = meeting.message, self.meeting_place.shape
+    async def local_total(self, round_: MemberRound, sums: Mapping[str, Sum]) -> Total:
+        message, shape = round_.message, self.meeting_place.shape
         accounts = {worker: own.get(WHOLE_BATCH, Account()) for worker, own in sums.items()}
         return total_of(accounts, shape, message.batch, message.policy.weights_digest)
 
