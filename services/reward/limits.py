@@ -15,7 +15,7 @@ FIRST_DEADLINE_S = 1800.0
 HANG_CHECK_S = 0.5
 """Seconds between two checks for a scorer that hangs, by which it is noticed late."""
 LAST_ATTEMPT = 2
-"""From this attempt on a fragment is accepted although none of its samples has a score."""
+"""From this attempt on a fragment without any score is accepted."""
 MAX_RETRIES = 2
 """A sample that fails again after this many retries, alone, has no score."""
 MAX_BODY = 256 << 20

@@ -77,7 +77,7 @@ def test_nothing_is_unpacked_that_is_not_of_the_recipes_size(
         read_media(bomb, 1, MediaSize(height=64, width=64))
     with pytest.raises(ContractError, match="bytes cannot hold media of shape"):
         read_media(packed((1, 3, 1 << 20, 1 << 20), b"12345"), 1)
-    with pytest.raises(ContractError, match="no images or videos of 2 samples"):
+    with pytest.raises(ContractError, match="do not fit 2 samples"):
         read_media(pack(raw(smooth(1))), 2)
     assert unpacked == []
 
