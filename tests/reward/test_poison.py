@@ -32,7 +32,7 @@ async def test_poison_fails_its_fragment_and_the_next_one_is_scored(
     assert isinstance(scored, FragmentScored) and scored.fragment.group == 2
     failed = [e for e in await first(bus, subjects.EVT, 2) if isinstance(e, FragmentFailed)]
     assert sorted((e.slot.group, e.stage) for e in failed) == [(0, "reward"), (1, "reward")]
-    assert "no images or videos of 2 samples" in failed[1].reason
+    assert "do not fit 2 samples" in failed[1].reason
     assert not running.done()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

@@ -111,7 +111,7 @@ def test_a_live_run_is_told_by_its_scheduler(served: dict[str, object], tmp_path
     assert still.startswith("! the weights have not changed since version 2")
     assert pace.startswith("10 samples are trained per second; the schedule's forecast is 20")
     assert late.startswith("! 8 samples at devices that generate, the oldest at rollout-0 for 61 s")
-    assert first == "test: running, waits for trainer; step 2 of 30, reward 0.500, 1 min 15 s left"
+    assert first == "test: running, waits for training; step 2 of 30, reward 0.500, 1 min 15 s left"
     assert workers == "workers: 2 rollout" and "at work 25%" in wait
     state = json.loads(invoke("status", RUN, "--runs", str(tmp_path), "--json"))
     assert state["workers"][0] == WORKER and state["phase"] == "running"

@@ -142,13 +142,13 @@ SIZE = MediaSize(height=8, width=8)
 @pytest.mark.parametrize(
     ("shape", "dtype", "said"),
     [
-        ((), np.uint8, "no images or videos"),
-        ((2000, 1, 8, 8), np.uint8, "of 2 samples"),
-        ((2, 8, 8), np.uint8, "no images or videos"),
+        ((), np.uint8, "do not fit 2 samples"),
+        ((2000, 1, 8, 8), np.uint8, "do not fit 2 samples"),
+        ((2, 8, 8), np.uint8, "do not fit 2 samples"),
         ((2, 1, 8, 8), np.float32, "has type F32, not U8"),
         ((2, 1, 8, 9), np.uint8, "the recipe makes 8 x 8 pixels, 1 frames"),
         ((2, 5, 1, 8, 8), np.uint8, "the recipe makes 8 x 8 pixels, 1 frames"),
-        ((2, 0, 8, 8), np.uint8, "no images or videos"),
+        ((2, 0, 8, 8), np.uint8, "do not fit 2 samples"),
         ((2, 7, 8, 8), np.uint8, "the recipe makes"),
     ],
 )
