@@ -8,10 +8,11 @@ from typing import Any
 
 from digenrl.local.brokers import seaweedfs
 from services.reward.app import RewardApp
+from services.scheduler import limits
 from services.scheduler.core import machine
 from services.scheduler.core.fluid import rounds
 from services.scheduler.core.fluid.fluid_state import ExchangeRound, FluidState
-from services.scheduler.shell import api, app, lease
+from services.scheduler.shell import api, app
 from services.trainer.fluid import pieces, store_exchange
 from services.trainer.fluid.exchange import WHOLE_BATCH, MemberRound, Sum
 from services.trainer.fluid.sums import Term
@@ -166,7 +167,7 @@ def m05_the_version_before_is_deleted_while_it_may_be_used() -> AbstractContextM
 
 @plant(has_standby, "cut")
 def m11_a_scheduler_commands_after_its_lease_has_ended() -> AbstractContextManager[None]:
-    return patched((lease, "RENEWED_WITHIN_S", 5.5))
+    return patched((limits, "RENEWED_WITHIN_S", 5.5))
 
 
 @plant(lambda drawn: drawn.intruder == "trainer")
