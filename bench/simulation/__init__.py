@@ -1,1 +1,1 @@
-"""The simulator on one split of devices, beside the models of colocated systems."""
+"""Simulates one split of devices, and models of colocated systems for comparison."""

@@ -26,7 +26,7 @@ def tail_check(
         typer.Option(min=2, help="samples per prompt; by default a group's, 12 at most"),
     ] = None,
 ) -> None:
-    """Measure whether samples of a coarse tail are ranked as those of all steps."""
+    """Compare the ranking of samples with a coarse tail and with all steps."""
     from shared.process.worker_process import prepare_libraries
     from shared.recipe.recipe import load_recipe
     from shared.telemetry import quiet_logs
@@ -52,7 +52,7 @@ def lines(found: "TailCheck", recipe: "Recipe", coarse: "Recipe") -> Iterator[st
     """Describe what was found; the first row of figures decides."""
     sampling, within = coarse.sampling, found.reward.within
     yield (
-        f"{recipe.model.name}: {sampling.steps} steps beside all {recipe.sampling.steps}, "
+        f"{recipe.model.name}: {sampling.steps} steps against all {recipe.sampling.steps}, "
         f"{found.prompts} prompts; rank correlation"
     )
     yield f"{'':<24}{'within groups':<18}{'groups':<8}over all samples"

@@ -79,8 +79,8 @@ def tail_check(
 
 
 def with_coarse_tail(recipe: Recipe, num_steps: int) -> Recipe:
-    """Return the recipe with so many steps after the end of its last window, as numbers; its
-    evaluations keep all steps."""
+    """Return the recipe with ``num_steps`` steps after the end of its last window, as numbers;
+    its evaluations keep all steps."""
     sampling, whole = recipe.sampling, make_sigmas(recipe.sampling)
     end = sampling.first_window_starts[1] + sampling.window
     steps, sigmas = recipe.evaluation.steps, recipe.evaluation.sigmas
@@ -95,7 +95,7 @@ def with_coarse_tail(recipe: Recipe, num_steps: int) -> Recipe:
 
 
 def with_tail(sigmas: Sigmas, start: int, num_steps: int) -> Sigmas:
-    """Returns the same grid up to the sigma at index ``start``, and from there to 0 in so many
+    """Returns the same grid up to the sigma at index ``start``, and from there to 0 in ``num_steps``
     steps: evenly spaced in the grid's index, linear between two of its sigmas.
 
     >>> with_tail(linear_sigmas(10), 4, 3)[:5], len(with_tail(linear_sigmas(10), 4, 3)) - 1

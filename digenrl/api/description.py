@@ -29,16 +29,16 @@ def described() -> dict[str, Any]:
     """Return the description of the API: the scheduler's routes, and the routes that read the
     store."""
     nobody = cast(Scheduler, SimpleNamespace(health=Health()))  # no route is asked
-    whole, beside = create_app(nobody).openapi(), FastAPI(title=TITLE)
-    add_problems(beside)
+    whole, page = create_app(nobody).openapi(), FastAPI(title=TITLE)
+    add_problems(page)
     live, nowhere = LiveRun("", httpx.AsyncClient(trust_env=False)), cast(ObjectStore, None)
     history = RunHistory(nowhere, "run")
-    beside.include_router(api_routes(history, live, exports=Exports(history, {})))
-    for path, operations in beside.openapi()["paths"].items():
+    page.include_router(api_routes(history, live, exports=Exports(history, {})))
+    for path, operations in page.openapi()["paths"].items():
         for operation in operations.values():
             operation["description"] = f"{operation['description']}\n\n{PAGE_ONLY}"
         whole["paths"].setdefault(path, {}).update(operations)
-    whole["components"]["schemas"] |= beside.openapi()["components"]["schemas"]
+    whole["components"]["schemas"] |= page.openapi()["components"]["schemas"]
     whole["info"]["title"] = TITLE
     whole["servers"] = [
         {"url": "/", "description": "the run's page, or for what is live the scheduler"}

@@ -73,7 +73,7 @@ class Forecast:
     keeps_activations: bool
     """Whether training keeps its activations, for which the profile has no figures."""
     is_traced: bool
-    """Whether the memory comes from a trace."""
+    """True if a trace gave the memory."""
     staleness: StalenessDecision | None
     """Decision for "auto" on these devices, if the recipe has it."""
     work: str

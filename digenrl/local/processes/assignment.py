@@ -108,10 +108,10 @@ def _notes(recipe: Recipe, ledger: Ledger) -> Iterator[str]:
     for names, what in _takers(recipe).values():
         places = [ledger.places.get(name, ProcessPlacement()) for name in names]
         shared = [card.name for place in places if place.policies_on_card for card in place.cards]
-        beside = sorted({policy for place in places for policy in place.policies_on_card})
+        policies = sorted({policy for place in places for policy in place.policies_on_card})
         if shared:
             streams = ", and streams the network" if any(each.streams for each in places) else ""
-            yield f"{what}: on GPU {', '.join(shared)} beside {', '.join(beside)}{streams}"
+            yield f"{what}: on GPU {', '.join(shared)} beside {', '.join(policies)}{streams}"
 
 
 def _too_few(recipe: Recipe, cards: Sequence[Card]) -> UserError:

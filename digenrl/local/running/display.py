@@ -40,9 +40,9 @@ class Display:
     url: str
     logs: str
     weighted: bool = False
-    """Whether samples are weighted, as `rollout.weights` are not the trainer's."""
+    """True if samples have weights, because `rollout.weights` differ from the trainer's."""
     lines: bool = False
-    """Whether stdout gets the answers of /v1/run, as lines of JSON, and nothing else; the console
+    """True if stdout carries only the responses of /v1/run, as lines of JSON; the console
     is not stdout then."""
     note: str = "starting"
     rewards: list[float] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Display:
 
     @property
     def shows(self) -> bool:
-        """Whether a table is drawn, and not only a line per step."""
+        """True if a table is drawn; otherwise a line per step is printed."""
         return self._live is not None
 
     def say(self, note: str) -> None:

@@ -56,7 +56,7 @@ def test_a_tail_ranks_as_all_steps_do_if_it_is_not_too_coarse() -> None:
     assert found.reward.within is not None and found.reward.within >= 0.9
     assert worse.reward.within is not None and worse.reward.within < 0.9
     said = list(lines(found, whole, good))
-    assert said[0].startswith(f"{good.model.name}: 7 steps beside all 10, 2 prompts")
+    assert said[0].startswith(f"{good.model.name}: 7 steps against all 10, 2 prompts")
     assert said[2].startswith("reward (decides)")
     assert said[-1].startswith("for the recipe: sampling.steps = 7, sampling.sigmas = [1, 0.9, 0.8")
     assert list(lines(worse, early, bad))[-1].startswith("less than 0.9")
