@@ -95,8 +95,8 @@ def with_coarse_tail(recipe: Recipe, num_steps: int) -> Recipe:
 
 
 def with_tail(sigmas: Sigmas, start: int, num_steps: int) -> Sigmas:
-    """Returns the same grid up to the sigma at index ``start``, and from there to 0 in ``num_steps``
-    steps: evenly spaced in the grid's index, linear between two of its sigmas.
+    """Return the same grid up to the sigma at index ``start``, and from there to 0 in
+    ``num_steps`` steps: evenly spaced in the grid's index, linear between two of its sigmas.
 
     >>> with_tail(linear_sigmas(10), 4, 3)[:5], len(with_tail(linear_sigmas(10), 4, 3)) - 1
     ((1.0, 0.9, 0.8, 0.7, 0.6), 7)
