@@ -25,33 +25,32 @@ STATUS_TIMEOUT_S = 2.0
 def show(
     runs: Sequence[Run], settings: ServiceSettings, scheduler: str, token_file: Path | None
 ) -> None:
-    """Serve the page until SIGINT or SIGTERM; of a run that `digenrl up` serves the page of, print
-    a link to it.
+    """Serve the page of a run until SIGINT or SIGTERM.
+
+    `digenrl up` serves the page of its own run; for this run, only print a link to that page.
 
     Args:
-        runs: the run, and others to compare it with.
+        runs: the run, followed by runs to compare it with.
         scheduler: address of the scheduler's API; empty if the runs are over.
-        token_file: file with an operator's token for it.
+        token_file: file with an operator's token for this API.
 
     Raises:
-        UserError: if there is no such run, or it is in progress and the address of its scheduler is
-            not given.
+        UserError: if there is no such run, or if the run is in progress and ``scheduler`` is empty.
     """
     is_alone = not scheduler and len(runs) == 1 and in_progress(runs[0].folder)
-    if is_alone and (link := _link_of_live(runs[0])) is not None:
+    if is_alone and (link := _link_to_live(runs[0])) is not None:
         print(link)  # noqa: T201 -- a link to click
         return
     with ExitStack() as stack:
-        opened = [_open(stack, run) for run in runs]
+        stores = [_open(stack, run) for run in runs]
         histories = [
-            RunHistory(store, run.id) for (store, _), run in zip(opened, runs, strict=True)
+            RunHistory(store, run.id) for (store, _), run in zip(stores, runs, strict=True)
         ]
-        asyncio.run(_show(histories, opened[0][1], settings, scheduler, token_file))
+        asyncio.run(_show(histories, stores[0][1], settings, scheduler, token_file))
 
 
-def _link_of_live(run: Run) -> str | None:
-    """Return a link to the page that `digenrl up` serves of a run in progress; None if it does
-    not."""
+def _link_to_live(run: Run) -> str | None:
+    """Return a link to the page that `digenrl up` serves; None if it does not serve the page."""
     with suppress(UserError), address.connect_client(run, role="operator", of="page") as page:
         page.http.timeout = STATUS_TIMEOUT_S
         return f"{str(page.http.base_url).rstrip('/')}{page.make_code().path}"
@@ -59,8 +58,11 @@ def _link_of_live(run: Run) -> str | None:
 
 
 def _open(stack: ExitStack, run: Run) -> tuple[ObjectStore, dict[str, str]]:
-    """Open a run's store; start it if it is one of `digenrl up` that has ended. Return it with the
-    environment in which another process finds it."""
+    """Open a run's store, and start the store of an ended local run until ``stack`` is closed.
+
+    Returns:
+        The store, and the environment variables for connecting to it.
+    """
     stack.enter_context(run_store(run))
     return open_store(ServiceSettings(run=run.id).store), dict(os.environ)
 
@@ -72,20 +74,20 @@ async def _show(
     scheduler: str,
     token_file: Path | None,
 ) -> None:
-    for each in histories:
+    for history in histories:
         if not scheduler:
-            await needed_recipe(each.store, each.run)
+            await needed_recipe(history.store, history.run)
     listener = settings.listen(settings.host, settings.port)
-    of_link = Access(cookie="digenrl-view", is_open=settings.open_api)
-    access = settings.access(settings.run) if scheduler else of_link
+    link_access = Access(cookie="digenrl-view", is_open=settings.open_api)
+    access = settings.access(settings.run) if scheduler else link_access
     if scheduler:
-        access.cookie += "-page"  # browsers send cookies to every port: the scheduler has its own
+        access.cookie += "-page"  # browsers send a cookie to all ports: the scheduler sets another
     first, *others = histories
     async with client_of(scheduler, token_file) as client:
         live = LiveRun(scheduler.rstrip("/"), client)
         app = create_app(View(first, live, tuple(others), environment), access)
         if not scheduler:
-            code = access.new_code(Caller("whoever has the link", "operator"))
+            code = access.new_code(Caller("holder of the link", "operator"))
             sign_in = "" if access.is_open else f"sign-in?code={code}"
             print(f"{listener.url}/{sign_in}", flush=True)  # noqa: T201 -- a link to click
         freeze_gc()

@@ -1,6 +1,6 @@
 """Finds a run by its name, its folder, or its prefix in a store.
 
-A folder of `digenrl up` may be renamed or moved: its recipe.json names the prefix of its objects.
+The folder of a local run may be renamed or moved: its recipe.json holds the prefix of its objects.
 """
 
 import fcntl
@@ -16,16 +16,20 @@ from shared.errors import UserError
 RECIPE_JSON = "recipe.json"
 DEFAULT = Path("runs")
 STORE_NOTE = Path("keys", "store.json")
-"""File in a run's folder: which process has started its store, whether that is `digenrl up`, and
-the variables by which others find it."""
+"""File in a run's folder: the process that started the run's store, whether this process is
+`digenrl up`, and the environment variables for connecting to the store."""
 
 
 class RunInProgress(UserError):
-    """Raised when another process holds the lock of a run."""
+    """Another process holds the lock of the run."""
 
 
 def lock_run(runs: Path, name: str) -> TextIO:
-    """Lock a run until the file is closed; raises RunInProgress if the lock is taken."""
+    """Lock a run until the returned file is closed.
+
+    Raises:
+        RunInProgress: if another process holds the lock.
+    """
     runs.mkdir(parents=True, exist_ok=True)
     lock = (runs / f".{name}.lock").open("w")
     try:
@@ -33,14 +37,14 @@ def lock_run(runs: Path, name: str) -> TextIO:
     except OSError as error:
         lock.close()
         raise RunInProgress(
-            f"run.name: the run {name!r} is in progress in another process, which starts, ends or "
-            "reads it; wait for its end, or stop it"
+            f"run.name: the run {name!r} is in progress in another process; "
+            "wait for its end, or stop it"
         ) from error
     return lock
 
 
 def in_progress(folder: Path) -> bool:
-    """Whether a `digenrl up` of this host runs what is in ``folder``, and not only reads it."""
+    """Whether `digenrl up` on this host is running the run in ``folder``."""
     try:
         process, is_live, _ = json.loads((folder / STORE_NOTE).read_text())
         os.kill(process, 0)
@@ -55,50 +59,56 @@ def in_progress(folder: Path) -> bool:
 @dataclass(frozen=True, slots=True)
 class Run:
     name: str
-    """The run as a command line names it."""
+    """The run as the user named it on the command line."""
     id: str
-    """Prefix of its objects in the store."""
+    """Prefix of the run's objects in the store."""
     folder: Path
-    """Folder of its results; of a run of `digenrl up`, of everything."""
+    """Folder of the run's results; for a local run, also of its store and its logs."""
     is_local: bool = False
-    """Whether the folder holds its store."""
+    """Whether the folder holds the run's store."""
     store_url: str = ""
-    """Store that a prefix names."""
+    """URL of the store if the user named the run by a URL; otherwise empty."""
 
     def command(self, verb: str, *words: str) -> str:
-        """Return a command of this run that works from this working folder, ready to be pasted."""
+        """Return a command about this run that works in the current folder when pasted."""
         is_default = (runs_folder() / self.folder.name).resolve() == self.folder.resolve()
-        place = self.folder.name if is_default else str(self.folder)
-        return shlex.join(["digenrl", verb, place if self.is_local else self.name, *words])
+        local_name = self.folder.name if is_default else str(self.folder)
+        return shlex.join(["digenrl", verb, local_name if self.is_local else self.name, *words])
 
 
 def runs_folder() -> Path:
-    """Return the folder with the runs of `digenrl up`, unless an option names another."""
+    """Return the default folder of local runs; options can name another folder."""
     return Path(os.environ.get("DIGENRL_RUNS") or DEFAULT)
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return the folders of runs, the one that was started last first."""
-    found = [path for path in folder.glob(f"*/{RECIPE_JSON}") if path.is_file()]
-    return [path.parent for path in sorted(found, key=lambda each: -each.stat().st_mtime)]
+    """Return the folders of the runs in ``folder``, newest first."""
+    recipes = [path for path in folder.glob(f"*/{RECIPE_JSON}") if path.is_file()]
+    return [path.parent for path in sorted(recipes, key=lambda each: -each.stat().st_mtime)]
 
 
 def find_run(given: str, runs: Path, *, reads: bool = False) -> Run:
-    """Return the run that a command names; for one that only reads, by default the newest.
+    """Return the run that a command is about.
+
+    Args:
+        given: name, folder or prefix of the run; empty: ``DIGENRL_RUN`` or the default run.
+        runs: folder of local runs.
+        reads: the command only reads, so that the newest run is the default. Otherwise the
+            default is the only run in ``runs``.
 
     Raises:
-        UserError: if there is no such run, or none is named and several could be meant.
+        UserError: if there is no such run, or the default is ambiguous.
     """
     given = given or os.environ.get("DIGENRL_RUN", "") or _default(runs, reads=reads)
-    store, _, last = given.rstrip("/").rpartition("/")
+    store, _, prefix = given.rstrip("/").rpartition("/")
     if "://" in store:
-        return Run(given, _prefix(last, given), runs / last, store_url=store)
-    found = run_in_folder(given, runs) if "/" in given or not _names_store() else None
-    return found or Run(given, _prefix(given, given), runs / given)
+        return Run(given, _prefix(prefix, given), runs / prefix, store_url=store)
+    run = run_in_folder(given, runs) if "/" in given or not _names_store() else None
+    return run or Run(given, _prefix(given, given), runs / given)
 
 
 def run_in_folder(given: str, runs: Path) -> Run | None:
-    """Return a run by its folder, or by the name of its folder in ``runs``; None if it has none."""
+    """Return the run in the folder ``given`` or in ``runs / given``; None if there is no run."""
     for path in (*([] if "/" in given else [runs / given]), Path(given).resolve()):
         if not given or not (path / RECIPE_JSON).is_file():
             continue
@@ -110,15 +120,15 @@ def run_in_folder(given: str, runs: Path) -> Run | None:
 
 
 def _default(runs: Path, *, reads: bool) -> str:
-    known = [] if _names_store() else [each.name for each in runs_in(runs)]
-    if known and (reads or len(known) == 1):
-        return known[0]
-    which = f"one of {', '.join(sorted(known))}" if known else f"{runs}/ holds none"
-    raise UserError(f"RUN: name the run ({which}), its folder, or its prefix in a store")
+    names = [] if _names_store() else [each.name for each in runs_in(runs)]
+    if names and (reads or len(names) == 1):
+        return names[0]
+    choices = f"one of {', '.join(sorted(names))}" if names else f"{runs}/ has no runs"
+    raise UserError(f"RUN: name the run ({choices}), its folder, or its prefix in a store")
 
 
 def _names_store() -> bool:
-    """Whether the environment names the store of all runs that are named without a folder."""
+    """Whether the environment names the store of runs that are given by a bare name."""
     secrets = os.environ.get("DIGENRL_SECRETS_DIR")
     is_secret = secrets is not None and (Path(secrets) / "digenrl_store_url").is_file()
     return is_secret or "DIGENRL_STORE_URL" in os.environ

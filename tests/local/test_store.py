@@ -87,5 +87,5 @@ def test_a_store_that_the_settings_name_is_left_alone(
 
 
 def test_a_command_that_is_told_no_run_says_so(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"RUN: name the run \(.*runs/ holds none\)"):
+    with pytest.raises(UserError, match=r"RUN: name the run \(.*runs/ has no runs\)"):
         find_run("", tmp_path / "runs", reads=True)
