@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from digenrl.commands.cli import app
-from digenrl.local.earlier import command_with
+from digenrl.local.start import command_with
 from tests.paths import ROOT
 
 PAGES = [

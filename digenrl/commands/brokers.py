@@ -25,8 +25,8 @@ def brokers(
     On this host, commands such as `digenrl status` take the folder for the first --run's.
     """
     from digenrl.local.brokers.embedded import Ports
+    from digenrl.local.brokers.private_network import run_brokers
     from digenrl.local.runs import lock_run
-    from digenrl.local.shared_brokers import run_brokers
 
     ports = Ports(nats_port, redis_port, s3_port)
     folder = data.resolve()

@@ -12,8 +12,7 @@ from digenrl.commands.tables import table
 
 def runs(as_json: AsJson = False, runs: Runs = RUNS) -> None:
     """List all runs of `digenrl up`: state, step, reward, and how long ago each was started."""
-    from digenrl.local.progress import read_progress
-    from digenrl.local.runs import RECIPE_JSON, runs_in
+    from digenrl.local.runs import RECIPE_JSON, read_progress, runs_in
     from digenrl.reading.wording import figure, time_left
 
     rows, listed = [], []

@@ -76,7 +76,7 @@ def watch(
 def _watch(client: "Client", display: "Display", run: Run) -> int | None:
     """Show a run until it ends; returns the exit code, None if it has ended since the last look."""
     from digenrl.api.client import NoAnswer, Refused
-    from digenrl.local.progress import ACTIVE_STATES, FINAL_STATES, read_progress
+    from digenrl.local.runs import ACTIVE_STATES, FINAL_STATES, read_progress
 
     phase = ""
     while True:

@@ -62,7 +62,7 @@ def workers(
     demo --host node7 --drain`. Ends with 1 if a worker cannot be drained; Ctrl-C ends the waiting,
     and not the request.
     """
-    from digenrl.local.address import connect_client
+    from digenrl.local.connection import connect_client
 
     if drain and undrain:
         raise UserError("--undrain: not together with --drain")
@@ -175,7 +175,7 @@ def tag(
 
     Examples: `digenrl tag demo`, `digenrl tag demo off`, `digenrl tag demo 3`.
     """
-    from digenrl.local.address import connect_client
+    from digenrl.local.connection import connect_client
 
     role: Literal["operator", "viewer"] = "operator" if mode else "viewer"
     named = find_run(run, runs, reads=True)
@@ -251,7 +251,7 @@ def add_actions(app: typer.Typer) -> None:
 def _ask(
     action: "Action", run: Run, scheduler: str, token_file: Path | None, as_json: bool
 ) -> None:
-    from digenrl.local.address import connect_client
+    from digenrl.local.connection import connect_client
 
     with connect_client(run, scheduler, token_file, role="operator") as client:
         asked = {
@@ -265,7 +265,7 @@ def _ask(
 def _wait_for_failure(run: Run, scheduler: str, token_file: Path | None) -> None:
     """Wait until the run is paused after a failure, and show the failure and the remedy."""
     from digenrl.commands.dlq import newest_first
-    from digenrl.local.address import connect_client
+    from digenrl.local.connection import connect_client
     from digenrl.reading.letters import advice, reasons
 
     with connect_client(run, scheduler, token_file, role="operator") as client:

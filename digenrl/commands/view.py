@@ -30,7 +30,7 @@ def view(
     runs: Runs = RUNS,
 ) -> None:
     """Show a run's page in a browser: curves, timeline, samples, workers and decisions."""
-    from digenrl.local.page import show
+    from digenrl.local.running.page import show
     from shared.telemetry import configure_logs, quiet_logs
 
     wanted = [find_run(name, runs, reads=True) for name in names or [""]]

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import httpx
 
-from digenrl.local import address
-from digenrl.local.progress import read_progress
-from digenrl.local.runs import Run, in_progress
+from digenrl.local.runs import Run, Service, in_progress, last_address, read_progress
 from digenrl.local.store import run_store
+from shared.errors import UserError
 from shared.store import ObjectStore, open_store
 
 if TYPE_CHECKING:
@@ -74,6 +73,53 @@ def stored_client(store: ObjectStore, run: str) -> "Client":
     )
 
 
+def connect_client(
+    run: Run,
+    scheduler: str = "",
+    token_file: Path | None = None,
+    *,
+    role: "Role" = "viewer",
+    of: Service = "scheduler",
+) -> "Client":
+    """Return a client of a run: of the address that is given, or of the run of `digenrl up`.
+
+    Args:
+        token_file: file with a token; None: DIGENRL_API_TOKEN, or for a run of `digenrl up` the
+            token of ``role`` in its folder.
+
+    Raises:
+        UserError: if its address is unknown, or the file cannot be read.
+    """
+    from digenrl.api.checked_client import CheckedClient
+    from digenrl.local.secrets.tokens import KEYS
+
+    folder = run.folder
+    address = scheduler or (last_address(folder, of) if not run.store_url else "")
+    if not address:
+        raise UserError(
+            f"--scheduler: {run.name} is no run of `digenrl up`; name the address of the run's "
+            f"{'page' if of == 'page' else 'scheduler'}"
+        )
+    now = read_progress(folder)
+    if not scheduler and run.is_local and (now.state == "reporting" or not in_progress(folder)):
+        from digenrl.local.start import resume_hint
+
+        is_over = now.state in ("finished", "reporting")
+        more = f"`{run.command('status')}` shows it" if is_over else resume_hint(folder)
+        raise UserError(f"RUN: {run.name} is not in progress: {now}; {more}")
+    own = folder / KEYS / f"{role}.token"
+    if token_file is None and not scheduler and own.is_file():
+        token_file = own
+    return CheckedClient.at(address, token=_read_token(token_file))
+
+
+def _read_token(file: Path | None) -> str:
+    try:
+        return "" if file is None else file.read_text().strip()
+    except OSError as error:
+        raise UserError(f"--token-file: {file}: {error.strerror}") from error
+
+
 @contextmanager
 def connect(
     run: Run,
@@ -81,7 +127,7 @@ def connect(
     token_file: Path | None = None,
     *,
     role: "Role" = "viewer",
-    services: tuple[address.Service, ...] = ("page",),
+    services: tuple[Service, ...] = ("page",),
 ) -> Iterator[Connection]:
     """Yield a client of a run, as `connect_client` does of one in progress.
 
@@ -113,7 +159,7 @@ def _live_client(
     scheduler: str,
     token_file: Path | None,
     role: "Role",
-    service: address.Service,
+    service: Service,
 ) -> "Client | None":
     """Return a client of a run in progress; None if this service of the run does not answer.
 
@@ -125,11 +171,11 @@ def _live_client(
     is_known = (
         in_progress(run.folder) and read_progress(run.folder).state != "reporting"
         if run.is_local
-        else address.last_address(run.folder, service)
+        else last_address(run.folder, service)
     )
     if not (scheduler or is_known):
         return None
-    client = address.connect_client(run, scheduler, token_file, role=role, of=service)
+    client = connect_client(run, scheduler, token_file, role=role, of=service)
     stack.enter_context(client)
     try:
         answer = client.get_run()

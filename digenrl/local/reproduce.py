@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from digenrl.local.earlier import FILES_JSON
-from digenrl.local.record import STARTED_JSON
 from digenrl.local.runs import Run
+from digenrl.local.start import FILES_JSON, STARTED_JSON
 from digenrl.local.store import run_store
 from shared.errors import UserError
 from shared.process.libraries import recorded_versions

@@ -1,15 +1,18 @@
-"""Finds a run by its name, its folder, or its prefix in a store.
+"""Finds a run by its name, its folder, or its prefix in a store; notes its progress, and where its
+services and its store answer, in its folder.
 
 The folder of a local run may be renamed or moved: its recipe.json holds the prefix of its objects.
 """
 
+import contextlib
 import fcntl
 import json
 import os
 import shlex
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, Literal, TextIO
 
 from shared.errors import UserError
 
@@ -18,6 +21,10 @@ DEFAULT = Path("runs")
 STORE_NOTE = Path("keys", "store.json")
 """File in a run's folder: the process that started the run's store, whether this process is
 `digenrl up`, and the environment variables for connecting to the store."""
+STATE_JSON = "state.json"
+"""File in a run's folder."""
+ACTIVE_STATES, FINAL_STATES = ("waiting", "running", "paused"), ("finished", "stopped", "failed")
+Service = Literal["scheduler", "page"]
 
 
 class RunInProgress(UserError):
@@ -54,6 +61,18 @@ def in_progress(folder: Path) -> bool:
     except (OSError, ValueError):
         pass
     return False
+
+
+@contextlib.contextmanager
+def noted_store(folder: Path, named: Mapping[str, str], *, is_live: bool = True) -> Iterator[None]:
+    """Note where the store of a run is, for other commands; ``is_live``: the run is in progress."""
+    from digenrl.local.secrets.tokens import write_secret  # pydantic takes longer, as below
+
+    write_secret(folder / STORE_NOTE, json.dumps([os.getpid(), is_live, dict(named)]))
+    try:
+        yield
+    finally:
+        (folder / STORE_NOTE).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,3 +167,55 @@ def _id_in(folder: Path) -> str:
         return str(json.loads((folder / RECIPE_JSON).read_text())["run"]["name"])
     except (OSError, ValueError, LookupError, TypeError):
         return folder.name
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgress:
+    state: str = "interrupted"
+    """Phase of the run, or "reporting" from the last step until its report is made."""
+    step: int = 0
+    """Optimizer steps committed."""
+    steps: int | None = None
+    """Optimizer steps that the recipe asks for."""
+    reward: float | None = None
+    """Mean reward of the newest committed batch."""
+
+    @classmethod
+    def from_view(cls, run: dict[str, Any]) -> "RunProgress":
+        """Return the progress of a run as the scheduler's API shows it."""
+        state = "reporting" if run["phase"] == "finished" else run["phase"]
+        return cls(state, run["step"], run["steps"], run["reward_mean"])
+
+    def __str__(self) -> str:
+        return f"{self.state} at step {self.step}{f' of {self.steps}' if self.steps else ''}"
+
+    def write(self, folder: Path) -> None:
+        """Note it at once and whole, as this process may be killed; not on a full disk."""
+        fresh = folder / f"{STATE_JSON}.new"
+        with contextlib.suppress(OSError):
+            fresh.write_text(json.dumps(asdict(self)))
+            fresh.replace(folder / STATE_JSON)
+
+
+def read_progress(folder: Path) -> RunProgress:
+    """Return the progress of a run; "interrupted" if it has neither ended nor is in progress."""
+    try:
+        noted = RunProgress(**json.loads((folder / STATE_JSON).read_text()))
+    except (OSError, ValueError, TypeError):
+        noted = RunProgress()
+    if noted.state in FINAL_STATES or in_progress(folder):
+        return noted
+    return RunProgress("interrupted", noted.step, noted.steps, noted.reward)
+
+
+def write_address(folder: Path, url: str, of: Service = "scheduler") -> None:
+    """Note the address of a service of the run of `digenrl up` in ``folder``."""
+    (folder / f"{of}.url").write_text(url + "\n")
+
+
+def last_address(folder: Path, of: Service = "scheduler") -> str:
+    """Return the address that it had when the run was started last; empty if it had none."""
+    try:
+        return (folder / f"{of}.url").read_text().strip()
+    except OSError:
+        return ""

@@ -15,9 +15,8 @@ from digenrl.local.brokers.embedded import plan_brokers
 from digenrl.local.processes.child_logs import reason_in
 from digenrl.local.processes.program import Program, rejection, wait_ready
 from digenrl.local.processes.supervisor import BROKER_STOP_S
-from digenrl.local.runs import STORE_NOTE, Run, RunInProgress, lock_run
+from digenrl.local.runs import STORE_NOTE, Run, RunInProgress, lock_run, noted_store
 from digenrl.local.secrets.keys import load_keys
-from digenrl.local.secrets.tokens import write_secret
 from shared.errors import Unavailable
 from shared.process.linux import die_with_parent
 
@@ -73,16 +72,6 @@ def _start(store: Program, log: Path) -> "tuple[subprocess.Popen[bytes], Path, i
             preexec_fn=die_with_parent if sys.platform == "linux" else None,
         )  # fmt: skip
     return process, log, known
-
-
-@contextmanager
-def noted_store(folder: Path, named: Mapping[str, str], *, is_live: bool = True) -> Iterator[None]:
-    """Note where the store of a run is, for other commands; ``is_live``: the run is in progress."""
-    write_secret(folder / STORE_NOTE, json.dumps([os.getpid(), is_live, dict(named)]))
-    try:
-        yield
-    finally:
-        (folder / STORE_NOTE).unlink(missing_ok=True)
 
 
 def _started_by_another(folder: Path, error: RunInProgress, *, reads: bool) -> dict[str, str]:

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 import httpx
 from rich.console import Console
 
-from digenrl.local.address import write_address
 from digenrl.local.brokers.embedded import HOST_CACHE, Brokers, plan_brokers
 from digenrl.local.checking.preflight import LocalRun
 from digenrl.local.processes.assignment import REPORT
@@ -22,7 +21,6 @@ from digenrl.local.processes.ports import free_ports
 from digenrl.local.processes.preload import plan_preload
 from digenrl.local.processes.starter import Starter
 from digenrl.local.processes.supervisor import BROKER_STOP_S, Supervisor
-from digenrl.local.progress import RunProgress, read_progress
 from digenrl.local.running.alarms import AlarmRemedies
 from digenrl.local.running.command_lines import (
     command,
@@ -33,8 +31,7 @@ from digenrl.local.running.command_lines import (
 )
 from digenrl.local.running.display import Display, make_console
 from digenrl.local.running.evaluation import LocalEvaluation
-from digenrl.local.runs import Run
-from digenrl.local.store import noted_store
+from digenrl.local.runs import Run, RunProgress, noted_store, read_progress, write_address
 from digenrl.planning.entries import EVALUATOR
 from digenrl.reading.wording import cause
 from services.scheduler.shell.api_load import LoadView

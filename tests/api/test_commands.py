@@ -16,9 +16,8 @@ from typer.testing import CliRunner, Result
 from digenrl.api.checked_client import CheckedClient
 from digenrl.commands import cli
 from digenrl.commands.steer import until_drained
-from digenrl.local import address
-from digenrl.local.progress import RunProgress
-from digenrl.local.runs import Run
+from digenrl.local import connection
+from digenrl.local.runs import Run, RunProgress, write_address
 from services.scheduler.core.machine import step
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.api_models import WorkerView
@@ -56,7 +55,7 @@ def live(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Scheduler:
     def client_of(*_: object, **__: object) -> Iterator[CheckedClient]:
         yield CheckedClient(cast(httpx.Client, TestClient(create_app(scheduler))))
 
-    monkeypatch.setattr(address, "connect_client", client_of)
+    monkeypatch.setattr(connection, "connect_client", client_of)
     return scheduler
 
 
@@ -200,18 +199,18 @@ def test_a_shell_completes_commands_and_names_of_runs(
 
 def test_a_client_of_a_run_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--scheduler: .* is no run of `digenrl up`"):
-        address.connect_client(Run("demo", "demo", tmp_path))
+        connection.connect_client(Run("demo", "demo", tmp_path))
     with pytest.raises(UserError, match=r"--token-file: .* No such file"):
-        address.connect_client(Run("demo", "demo", tmp_path), "http://x", tmp_path / "none")
-    address.write_address(tmp_path, "http://127.0.0.1:1")
+        connection.connect_client(Run("demo", "demo", tmp_path), "http://x", tmp_path / "none")
+    write_address(tmp_path, "http://127.0.0.1:1")
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / "viewer.token").write_text("secret\n")
-    headers = address.connect_client(Run("demo", "demo", tmp_path)).http.headers
+    headers = connection.connect_client(Run("demo", "demo", tmp_path)).http.headers
     assert headers["authorization"] == "Bearer secret"
     RunProgress("finished", 3, 3, 0.5).write(tmp_path)
     (tmp_path / "recipe.json").write_text("{}")
     with pytest.raises(UserError) as refused:
-        address.connect_client(Run("demo", "demo", tmp_path, is_local=True))
+        connection.connect_client(Run("demo", "demo", tmp_path, is_local=True))
     assert str(refused.value) == (
         "RUN: demo is not in progress: finished at step 3 of 3; "
         f"`digenrl status {tmp_path}` shows it"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from digenrl.local.address import last_address
+from digenrl.local.runs import last_address
 from tests.e2e.local_run import SMALL, StartRun, recipe_of
 from tests.view.browser import browsing
 

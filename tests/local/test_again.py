@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from digenrl.local.checking.preflight import LocalRun, UpRequest, prepare
-from digenrl.local.progress import RunProgress
-from digenrl.local.runs import find_run
+from digenrl.local.runs import RunProgress, find_run
 from shared.errors import UserError
 from shared.release import RELEASE
 from tests.paths import DIGITS

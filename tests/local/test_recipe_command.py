@@ -12,7 +12,7 @@ import pytest
 from digenrl.commands import cli
 from digenrl.local.checking import preflight
 from digenrl.local.checking.preflight import UpRequest, prepare
-from digenrl.local.record import STARTED_JSON
+from digenrl.local.start import STARTED_JSON
 from tests.paths import DIGITS
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from digenrl.local import reproduce
 from digenrl.local.checking.preflight import UpRequest, prepare
-from digenrl.local.record import STARTED_JSON
 from digenrl.local.reproduce import (
     RunRecord,
     StoredFacts,
@@ -19,6 +18,7 @@ from digenrl.local.reproduce import (
     workers_differences,
 )
 from digenrl.local.runs import Run, find_run
+from digenrl.local.start import STARTED_JSON
 from shared.errors import UserError
 from tests.paths import DIGITS
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from digenrl.local.checking import preflight
-from digenrl.local.runs import Run, RunInProgress, find_run, lock_run
-from digenrl.local.store import noted_store, run_store
+from digenrl.local.runs import Run, RunInProgress, find_run, lock_run, noted_store
+from digenrl.local.store import run_store
 from shared.errors import UserError
 from shared.process.settings import Endpoints
 from shared.recipe.recipe import load_recipe

@@ -12,7 +12,8 @@ from digenrl.api.checked_client import CheckedClient
 from digenrl.commands import status
 from digenrl.commands.cli import app
 from digenrl.commands.logs import parse_line
-from digenrl.local import address
+from digenrl.local import connection
+from digenrl.local.runs import write_address
 from shared.errors import DigenRLError
 from shared.run.log_entries import PhaseChange
 from tests.follow import runs
@@ -98,9 +99,9 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, object]
         transport = httpx.MockTransport(answer)
         return CheckedClient(httpx.Client(transport=transport, base_url="http://scheduler"))
 
-    monkeypatch.setattr(address, "connect_client", client_of)
+    monkeypatch.setattr(connection, "connect_client", client_of)
     (tmp_path / RUN).mkdir()
-    address.write_address(tmp_path / RUN, "http://scheduler")
+    write_address(tmp_path / RUN, "http://scheduler")
     return answers
 
 

@@ -32,8 +32,8 @@ MAX_UNREAD = 64
 RETRY_S = 0.25
 """Seconds after which what a cut has stopped is sent again."""
 SERVICES = (
-    "services.scheduler.shell.service", "shared.process.worker_process", "digenrl.local.page",
-    "digenrl.evaluation.process",
+    "services.scheduler.shell.service", "shared.process.worker_process",
+    "digenrl.local.running.page", "digenrl.evaluation.process",
 )  # fmt: skip
 """Modules that start a service."""
 Link = Callable[[str, str], float | None]

@@ -12,14 +12,13 @@ from digenrl.follow.steps import check_installed as check_targets
 from digenrl.hub.dataset import make_own_prompts
 from digenrl.local.brokers.seaweedfs import MAX_GARBAGE, VACUUM_S
 from digenrl.local.checking.inputs import check_inputs, left_out
-from digenrl.local.earlier import FILES_JSON, RECORDS, command_with, decide_start
 from digenrl.local.processes.assignment import Assignment, assign_gpus
 from digenrl.local.processes.gpus import visible_cards
 from digenrl.local.processes.ports import free_ports, hold_port
-from digenrl.local.record import write_started
 from digenrl.local.runs import lock_run, run_in_folder
 from digenrl.local.secrets.keys import Keys, load_keys
 from digenrl.local.secrets.tokens import Tokens, load_tokens
+from digenrl.local.start import FILES_JSON, RECORDS, command_with, decide_start, write_started
 from shared.errors import Faults, UserError
 from shared.models.catalogue import (
     find_family,

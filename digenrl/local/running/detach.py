@@ -6,8 +6,7 @@ import time
 from collections.abc import Iterator
 
 from digenrl.local.checking.preflight import LocalRun
-from digenrl.local.progress import STATE_JSON
-from digenrl.local.runs import runs_folder
+from digenrl.local.runs import STATE_JSON, runs_folder
 from shared.errors import DigenRLError
 
 POLL_S = 0.2

@@ -19,7 +19,7 @@ from digenrl.commands import dlq as commands
 from digenrl.commands.cli import app
 from digenrl.commands.steer import until_paused
 from digenrl.local import connection
-from digenrl.local.address import last_address, write_address
+from digenrl.local.runs import last_address, write_address
 from digenrl.reading.letters import Letter, advice, detail, is_useful, line, reasons
 from services.scheduler.shell.api_letters import letter_view
 from services.scheduler.shell.api_models import RunView

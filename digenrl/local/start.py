@@ -1,22 +1,27 @@
-"""Decides what becomes of an earlier run where `digenrl up` is typed again."""
+"""Decides how `digenrl up` starts a run where a folder may hold an earlier one; records the start:
+the command line, its libraries and its machine."""
 
+import json
+import platform
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
-from digenrl.local.progress import read_progress
-from digenrl.local.record import release_of
-from digenrl.local.runs import RECIPE_JSON, run_in_folder
+from digenrl.local.runs import RECIPE_JSON, read_progress, run_in_folder
 from shared.errors import UserError
+from shared.process.libraries import processor, versions
 from shared.recipe.recipe import Recipe, override, stored_recipe
 from shared.release import refusal
 from shared.run.files import FileRecord, file_records, matching
 from shared.run.run_recipe import FILES, check_same_run
 
+STARTED_JSON = "started.json"
+"""File in a run's folder with the record of its start."""
 FILES_JSON = "files.json"
 """File in a run's folder with the digests of the model and files that its recipe names."""
 RECORDS = TypeAdapter(dict[str, FileRecord])
@@ -122,3 +127,28 @@ def _same_files(folder: Path, recipe: Recipe) -> set[str]:
     if not recorded.is_file():
         return set()
     return matching(RECORDS.validate_json(recorded.read_bytes()), file_records(recipe, FILES))
+
+
+def write_started(folder: Path, recipe: Path, options: Mapping[str, Any]) -> None:
+    """Record the start of a run in its folder."""
+    started = {
+        "recipe": str(recipe.resolve()),
+        "options": dict(options),
+        "versions": dict(versions()),
+        "machine": machine(),
+    }
+    (folder / STARTED_JSON).write_text(json.dumps(started, indent=1))
+
+
+def release_of(folder: Path) -> str | None:
+    """Return the release that the run in a folder records; None if it records none."""
+    try:
+        versions = json.loads((folder / STARTED_JSON).read_text())["versions"]
+        return str(versions["digenrl"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def machine() -> dict[str, str]:
+    """Return what arithmetic depends on of this machine."""
+    return {"system": platform.system(), "processor": processor() or platform.machine()}

@@ -14,13 +14,11 @@ from digenrl.api.run_history import RunHistory
 from digenrl.local.brokers.embedded import LOOPBACK, Brokers, Ports, plan_brokers
 from digenrl.local.brokers.seaweedfs import OWNER, Server
 from digenrl.local.processes.supervisor import Supervisor
-from digenrl.local.progress import RunProgress
-from digenrl.local.runs import RECIPE_JSON
+from digenrl.local.runs import RECIPE_JSON, RunProgress, noted_store
 from digenrl.local.secrets.certificates import authority_in
 from digenrl.local.secrets.keys import load_keys
 from digenrl.local.secrets.tokens import KEYS, load_tokens, write_secret
 from digenrl.local.secrets.tunnel import tunnel
-from digenrl.local.store import noted_store
 from shared.errors import DigenRLError, UserError
 from shared.messages.rights import WORKERS
 from shared.store import ObjectStore, open_store
