@@ -72,7 +72,7 @@ def link(
         ),
     ] = "",
 ) -> None:
-    """Print a link that signs a browser in, once, within ten minutes."""
+    """Print a link that signs a browser in; it works once, for ten minutes."""
     import httpx
 
     headers = _tokens(folder).headers(role)

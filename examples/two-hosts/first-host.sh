@@ -80,10 +80,10 @@ until link=$(digenrl keys link "$DATA/keys" --scheduler "$page" 2>/dev/null); do
     kill -0 "$view" || exit 1
     sleep 1
 done
-echo "the run's page, in a browser of this host, once within ten minutes: $link"
+echo "link to the run's page, for a browser of this host (works once, for ten minutes): $link"
 
 while kill -0 "$trainer" 2>/dev/null; do # it and other workers end with the run
-    for each in $brokers $scheduler; do # without these it would wait for ever
+    for each in $brokers $scheduler; do # without them the trainer waits without a limit
         kill -0 "$each" 2>/dev/null || { wait "$each"; exit 1; }
     done
     sleep 1

@@ -255,7 +255,7 @@ def test_a_browser_that_is_not_signed_in_reads_how_to_get_a_link_and_a_program_g
         "digenrl keys link FOLDER --scheduler http://localhost",
     ):
         assert f"<code>{command}</code>" in shown.text
-    assert "a link that was used, or is older, leads here" in shown.text
+    assert "a used or expired link opens this page instead" in shown.text
     assert "frame-ancestors 'none'" in shown.headers["content-security-policy"]
     told = client.get(path)
     assert told.status_code == 401 and told.headers["content-type"] == "application/problem+json"
