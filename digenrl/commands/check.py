@@ -33,28 +33,24 @@ def check(
     streamed: Annotated[
         str | None,
         typer.Option(
-            help="kinds of these devices whose workers have DIGENRL_ROLLOUT_MEMORY=streamed"
+            help="kinds of GPUs that stream the network, by DIGENRL_ROLLOUT_MEMORY=streamed"
         ),
     ] = None,
     elsewhere: Annotated[
         bool,
-        typer.Option(
-            "--elsewhere", help="do not look for model and rewards, which are on other hosts"
-        ),
+        typer.Option("--elsewhere", help="skip model and rewards, which are on other hosts"),
     ] = False,
     traced: Annotated[
         bool,
         typer.Option(
             "--trace",
-            help="run the model's configuration on tensors without values: memory, arithmetic and "
-            "storage; takes a minute or two, and needs no weights and no GPU",
+            help="trace memory, arithmetic and storage by a run of the model on tensors without "
+            "values; takes a minute or two, and needs no weights and no GPU",
         ),
     ] = False,
     save_profile: Annotated[
         Path | None,
-        typer.Option(
-            help="with --trace: write what it counts as a cost profile, for plan and --profile"
-        ),
+        typer.Option(help="with --trace: write a cost profile for plan and --profile"),
     ] = None,
     launch_us: LaunchUs = None,
     as_json: AsJson = False,
@@ -64,7 +60,7 @@ def check(
     from digenrl.local.checking.check import failed_as_json
 
     if save_profile is not None and not traced:
-        raise UserError("--save-profile: a profile is made of a trace; add --trace")
+        raise UserError("--save-profile: a cost profile needs a trace; add --trace")
     try:
         checked = check_recipe(
             recipe, devices, profile, options=given_keys(context), hosts=hosts, host_gpus=host_gpus,
@@ -80,8 +76,8 @@ def check(
         from digenrl.trace.profile import traced_profile, write_profile
 
         assert checked.trace is not None
-        made = traced_profile(checked.recipe, checked.trace, name=save_profile.stem)
-        write_profile(made, save_profile)
+        cost_profile = traced_profile(checked.recipe, checked.trace, name=save_profile.stem)
+        write_profile(cost_profile, save_profile)
         typer.echo(f"cost profile: {save_profile}", err=True)
     typer.echo(checked.as_json if as_json else "\n".join(checked.lines))
     if not checked.verdict.can_run:

@@ -1,4 +1,4 @@
-"""`digenrl model`: folders of rewards."""
+"""`digenrl model`: converts the weights of a reward's network."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,7 @@ model = typer.Typer(no_args_is_help=True)
 
 @model.callback()
 def folders() -> None:
-    """Build the folder of a reward."""
+    """Convert published weights of rewards."""
 
 
 @model.command()
@@ -22,7 +22,8 @@ def reward(
     like: Annotated[
         Path,
         typer.Option(
-            help="its CLIP or Qwen2-VL in transformers format; for image-reward, its tokenizer"
+            help="folder with the base model (CLIP or Qwen2-VL) in transformers format; for "
+            "image-reward, with the tokenizer"
         ),
     ],
     out: Annotated[Path, typer.Option(help="folder to create, which recipes can name")],
@@ -31,5 +32,5 @@ def reward(
     from digenrl.hub.reward_weights import REWARDS, make_folder
 
     if reward not in REWARDS:
-        raise UserError(f"REWARD: {reward!r}; known are: {', '.join(REWARDS)}")
+        raise UserError(f"REWARD: {reward!r} is unknown; choose one of {', '.join(REWARDS)}")
     make_folder(reward, weights, like, out)

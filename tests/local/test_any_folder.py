@@ -92,7 +92,7 @@ async def test_an_object_store_leaves_nothing_outside_its_folder_however_it_ends
 async def test_the_space_of_what_is_deleted_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seaweedfs, "SWEEP_S", 1.0)
+    monkeypatch.setattr(seaweedfs, "VACUUM_PAUSE_S", 1.0)
     brokers = plan_brokers(tmp_path, load_keys(tmp_path))
     for name, value in (brokers.environment | brokers.owner).items():
         monkeypatch.setenv(name, value)

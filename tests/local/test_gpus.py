@@ -117,7 +117,7 @@ def test_reward_networks_and_the_evaluator_take_what_is_left(
     assert len(assignment.warnings) == (2 if warned else 0)
     if warned:
         assert "networks of the rewards; they run on the CPU" in assignment.warnings[0]
-        assert "evaluation.every: no GPU has room for the evaluator" in assignment.warnings[1]
+        assert "no GPU has enough memory for the evaluator" in assignment.warnings[1]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_encoders_take_what_is_left_or_run_on_the_cpu_with_a_warning(
     found = shown(assignment)
     assert [found["encoder-0"], found["encoder-1"]] == encoders
     assert (found["evaluator"], assignment.evaluates_at_end) == (evaluator, at_end)
-    warned = "encoder.workers: no GPU has room for the encoders; they run on the CPU"
+    warned = "encoder.workers: no GPU has enough memory for the encoders; they run on the CPU"
     assert assignment.warnings[:1] == ((warned,) if count == 2 else ())
 
 

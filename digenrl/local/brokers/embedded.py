@@ -239,17 +239,17 @@ def _seaweedfs(
         f"-s3.config={seaweedfs.IDENTITIES}",
         "-filer.localSocket=filer.sock", "-s3.localSocket=s3.sock",
     ]  # fmt: skip
-    inside = None if isinstance(keys, str) else seaweedfs.make_internal_tls(home)
-    seaweedfs.write_settings(home, keys, inside, runs)
+    internal_tls = None if isinstance(keys, str) else seaweedfs.make_internal_tls(home)
+    seaweedfs.write_settings(home, keys, internal_tls, runs)
     server = seaweedfs.Server(LOOPBACK, s3, seaweedfs.OWNER, owner)
     return Program(
         name="objects",
         argv=argv,
         environment=seaweedfs.ENVIRONMENT,
         config=home / seaweedfs.IDENTITIES,
-        upkeep=partial(seaweedfs.keep_swept, master, inside),
+        upkeep=partial(seaweedfs.vacuum_repeatedly, master, internal_tls),
         ended=partial(seaweedfs.remove_sockets, [port + GRPC_OFFSET for port in ports]),
-        ready=partial(server.ready, partial(seaweedfs.set_fsync_rule, filer, owner, inside)),
+        ready=partial(server.ready, partial(seaweedfs.set_fsync_rule, filer, owner, internal_tls)),
     )
 
 

@@ -27,17 +27,19 @@ from shared.store import StoreSettings, open_store
 LOOPBACK = "127.0.0.1"
 BUCKET = "digenrl"
 FSYNC_RULE = {"locations": [{"locationPrefix": "/", "fsync": True}]}
-"""A rule for SeaweedFS's filer: it flushes an object to the disk before it answers the put."""
+"""Rule for SeaweedFS's filer: flush an object to the disk before the put is acknowledged."""
 HOME_FOLDER = "seaweedfs"
-"""Folder next to the volumes, with the settings, sockets and logs of SeaweedFS."""
+"""Home folder of SeaweedFS, next to the volumes: settings, sockets and logs."""
 VOLUMES = "../objects"
-"""The volumes as its home folder reaches them."""
+"""Path of the volumes, relative to the home folder."""
 START_IN_HOME = 'cd "$1" && shift && exec "$0" -logdir=. "$@"'
-"""A shell command that starts a part of SeaweedFS in its home folder ($1)."""
+"""Shell command that starts a SeaweedFS server in its home folder ($1)."""
 INDEX_AND_START = f'cd "$1" && "$0" -logdir=. fix -ignoreError=true {VOLUMES}; {START_IN_HOME}'
-"""A shell command that rebuilds the indexes of the volumes and then starts SeaweedFS. The rule
-flushes the data of an object but not its index entry, which a power cut may destroy. Paths are
-relative: `-dir` splits them at commas, `$` is expanded, and a socket's path has 107 bytes."""
+"""Shell command that rebuilds the indexes of the volumes and then starts a server.
+
+`FSYNC_RULE` flushes the data of an object but not its index entry, which a power cut may destroy.
+The command uses relative paths for three reasons: `-dir` splits paths at commas, SeaweedFS expands
+`$`, and the path of a socket has at most 107 bytes."""
 ENVIRONMENT = {
     "HOME": ".",
     "GOMEMLIMIT": "512MiB",
@@ -46,36 +48,36 @@ ENVIRONMENT = {
     "WEED_SQLITE_DBFILE": f"file:{VOLUMES}/filer.db"
     "?_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_pragma=wal_autocheckpoint(200)",
 }
-"""Its own: object names are in SQLite, which flushes every change; its default, LevelDB, never
-flushes."""
+"""Environment variables of SeaweedFS. The filer stores object names in SQLite, which flushes every
+change. The default, LevelDB, never flushes."""
 SOCKET_BIND_S = 60
-"""Age of a socket after which its owner has started to listen, if ever."""
+"""Maximum time between the creation of a socket and the moment when its owner listens."""
 VACUUM_S = 60
-"""Longest time for which what was deleted takes space on the disk."""
-SWEEP_S = 40
-"""Seconds between two sweeps, so that they keep to that on a busy machine as well."""
+"""Maximum time until the space of deleted objects is free again."""
+VACUUM_PAUSE_S = 40
+"""Seconds between two vacuums: below `VACUUM_S`, as a margin for a busy machine."""
 MAX_GARBAGE = 0.3
-"""Share of deleted bytes above which a sweep rewrites a volume."""
+"""Fraction of deleted bytes above which a vacuum rewrites a volume."""
 OWNER = "digenrl"
-"""Access key of the owner, who has all rights."""
+"""Access key of the identity with all rights."""
 IDENTITIES = ".seaweedfs/s3.json"
-"""File in the home folder with the rights over S3."""
+"""File in the home folder with the S3 identities and their rights."""
 READY_OBJECT = "digenrl-ready"
-"""Object that is written to see that it answers."""
+"""Object that the readiness check writes."""
 
 Prepare = Callable[[httpx.AsyncClient], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """An S3 server at an address of this machine, and a user who may do everything there."""
+    """An S3 server on this machine, with the credentials of its owner."""
 
     host: str
     port: int
     access_key: str
     secret_key: str
     ca: str | None = None
-    """Certificates, as PEM text, that verify it; None: it speaks without TLS."""
+    """CA certificates (PEM) that verify the server; None: the server has no TLS."""
 
     @property
     def url(self) -> str:
@@ -92,13 +94,17 @@ class Server:
         )
 
     async def ready(self, prepare: Prepare | None = None) -> bool:
-        """Write an object; raises an error of HTTP or of the store if that cannot be done.
+        """Write an object to check that the server is ready.
 
         Args:
-            prepare: preparation after the first port listens.
+            prepare: is called when the S3 port listens, before the write.
+
+        Raises:
+            httpx.HTTPError: if the server does not listen.
+            Unavailable: if the write fails.
         """
         async with httpx.AsyncClient(verify=False, trust_env=False) as client:
-            # Fails at once while nobody listens.
+            # Fails immediately if no server listens; the store would retry.
             await client.get(f"{self.url}/")
             if prepare is not None:
                 await prepare(client)
@@ -108,8 +114,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class InternalTls:
-    """Authority and certificate by which the parts of SeaweedFS know one another: no other process
-    may use their ports."""
+    """Mutual TLS between the servers of SeaweedFS, so that no other process can use their ports."""
 
     ca: Path
     certificate: Certificate
@@ -122,8 +127,9 @@ class InternalTls:
 
 
 def make_internal_tls(home: Path) -> InternalTls:
-    """Return what SeaweedFS's own ports require, so that no other user of this machine, and no
-    other container, uses them."""
+    """Create the authority and the certificate of SeaweedFS's internal ports.
+
+    Without the certificate, no other user of this machine and no other container can connect."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     authority = authority_in(home / "ca")
     ca = authority.folder / "cert.pem"
@@ -131,37 +137,43 @@ def make_internal_tls(home: Path) -> InternalTls:
 
 
 async def set_fsync_rule(
-    filer: int, secret: str, inside: InternalTls | None, _: httpx.AsyncClient
+    filer: int, secret: str, internal_tls: InternalTls | None, _: httpx.AsyncClient
 ) -> None:
-    """Have the filer at this port flush what it stores, before it answers."""
+    """Set `FSYNC_RULE` in the filer at a port."""
     conf = {"file": ("filer.conf", json.dumps(FSYNC_RULE).encode())}
     headers = {"authorization": f"Bearer {_signed(_derived(secret, 'filer'))}"}
-    async with _part_at(filer, inside) as client:
+    async with _internal_client(filer, internal_tls) as client:
         (await client.post("/etc/seaweedfs/", files=conf, headers=headers)).raise_for_status()
 
 
-async def keep_swept(master: int, inside: InternalTls | None) -> None:
-    """Have volumes with much garbage rewritten: SeaweedFS itself does so every 17 minutes."""
+async def vacuum_repeatedly(master: int, internal_tls: InternalTls | None) -> None:
+    """Vacuum volumes with much garbage; SeaweedFS itself vacuums only every 17 minutes."""
     while True:
-        await asyncio.sleep(SWEEP_S)
-        async with _part_at(master, inside) as client:
-            with contextlib.suppress(httpx.HTTPError):  # it is restarted meanwhile
+        await asyncio.sleep(VACUUM_PAUSE_S)
+        async with _internal_client(master, internal_tls) as client:
+            with contextlib.suppress(httpx.HTTPError):  # SeaweedFS may be restarting
                 await client.get("/vol/vacuum", params={"garbageThreshold": MAX_GARBAGE})
 
 
-def _part_at(port: int, inside: InternalTls | None) -> httpx.AsyncClient:
-    scheme, verify = ("http", False) if inside is None else ("https", inside.context)
+def _internal_client(port: int, internal_tls: InternalTls | None) -> httpx.AsyncClient:
+    scheme, verify = ("http", False) if internal_tls is None else ("https", internal_tls.context)
     address = f"{scheme}://{LOOPBACK}:{port}"
     return httpx.AsyncClient(base_url=address, verify=verify, timeout=VACUUM_S, trust_env=False)
 
 
 def write_settings(
-    home: Path, keys: str | Keys, inside: InternalTls | None = None, runs: Collection[str] = ()
+    home: Path,
+    keys: str | Keys,
+    internal_tls: InternalTls | None = None,
+    runs: Collection[str] = (),
 ) -> None:
-    """Write what SeaweedFS reads from its home folder, with secrets.
+    """Write the configuration files of SeaweedFS, which contain secrets.
 
-    Its own ports then want a signature for what they read, write and delete over HTTP, and with
-    ``inside`` the certificate of one of its parts for anything at all. Roles write to these runs.
+    Internal HTTP ports then require a signature for reads, writes and deletes.
+
+    Args:
+        internal_tls: all internal ports also require this client certificate.
+        runs: runs to which roles can write.
     """
     folder = home / ".seaweedfs"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -170,9 +182,11 @@ def write_settings(
         "jwt.signing": "volume", "jwt.signing.read": "volume-read",
         "jwt.filer_signing": "filer", "jwt.filer_signing.read": "r",
     }  # fmt: skip
-    tables = [f'[{name}]\nkey = "{_derived(secret, of)}"\n' for name, of in signing.items()]
-    if inside is not None:
-        tables += _certificates(inside)
+    tables = [
+        f'[{name}]\nkey = "{_derived(secret, purpose)}"\n' for name, purpose in signing.items()
+    ]
+    if internal_tls is not None:
+        tables += _certificates(internal_tls)
     write_secret(folder / "security.toml", "\n".join(tables))
     write_secret(home / IDENTITIES, json.dumps({"identities": _identities(keys, runs)}, indent=1))
 
@@ -181,10 +195,10 @@ _GRPC = ("master", "volume", "filer", "s3", "admin", "worker", "client")
 _HTTPS = ("master", "volume", "filer", "admin", "client")
 
 
-def _certificates(inside: InternalTls) -> list[str]:
-    """Return tables by which every port of SeaweedFS but the one for S3 asks for a certificate."""
-    ca, made = quoted(inside.ca), inside.certificate
-    files = f"cert = {quoted(made.cert)}\nkey = {quoted(made.key)}\n"
+def _certificates(internal_tls: InternalTls) -> list[str]:
+    """Return TOML tables: all ports of SeaweedFS except S3 require a client certificate."""
+    ca, certificate = quoted(internal_tls.ca), internal_tls.certificate
+    files = f"cert = {quoted(certificate.cert)}\nkey = {quoted(certificate.key)}\n"
     return [
         f"[grpc]\nca = {ca}\n",
         *(f"[grpc.{part}]\n{files}" for part in _GRPC),
@@ -193,9 +207,9 @@ def _certificates(inside: InternalTls) -> list[str]:
 
 
 def _identities(keys: str | Keys, runs: Collection[str]) -> list[dict[str, object]]:
-    """Return the rights: the owner has all, a role the rights in its description.
+    """Return the S3 identities: the owner has all rights, a role has the rights of `WRITES`.
 
-    A `*` matches slashes as well, so a rule names the run: `*/files/*` reaches `commits/files/`.
+    A `*` also matches slashes, so each rule names a run: `*/files/*` would match `commits/files/`.
     """
     owner = _identity(OWNER, keys if isinstance(keys, str) else keys.store, ["Admin"])
     if isinstance(keys, str):
@@ -221,10 +235,10 @@ def _derived(secret: str, purpose: str) -> str:
 
 
 def _signed(key: str) -> str:
-    """Return a JSON Web Token that SeaweedFS takes for ten seconds."""
+    """Return a JSON Web Token that is valid for ten seconds."""
     parts = ({"alg": "HS256", "typ": "JWT"}, {"exp": int(time.time()) + 10})
-    said = ".".join(_base64(json.dumps(part).encode()) for part in parts)
-    return f"{said}.{_base64(hmac.digest(key.encode(), said.encode(), 'sha256'))}"
+    payload = ".".join(_base64(json.dumps(part).encode()) for part in parts)
+    return f"{payload}.{_base64(hmac.digest(key.encode(), payload.encode(), 'sha256'))}"
 
 
 def _base64(data: bytes) -> str:
@@ -232,8 +246,13 @@ def _base64(data: bytes) -> str:
 
 
 def remove_sockets(ports: Collection[int]) -> None:
-    """Remove the sockets of an ended store, at these ports of gRPC, and of killed ones: SeaweedFS
-    makes some in /tmp, and no option changes that."""
+    """Remove leftover sockets of SeaweedFS: the server's own, and sockets of killed servers.
+
+    SeaweedFS always creates some sockets in /tmp.
+
+    Args:
+        ports: gRPC ports of the server that has ended.
+    """
     for path in Path("/tmp").glob("seaweedfs-*.sock"):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
             is_own = any(path.name.endswith(f"-{port}.sock") for port in ports)

@@ -183,13 +183,15 @@ def versions_bytes(recipe: Recipe) -> int:
 
 
 def disk_bytes(recipe: Recipe) -> int:
-    """Return the most bytes that these take on the disk of the store of `digenrl up`: sweeps leave
-    some of what was deleted, and all that is written until the next one."""
+    """Return the maximum size of the kept objects on the disk of SeaweedFS.
+
+    A vacuum leaves a fraction of deleted bytes, and all bytes written after it stay until the next
+    vacuum."""
     trained, shape = _sizes(recipe)
     step = version_bytes(recipe, trained) + batch_bytes(recipe, shape)
     written = max(step, VACUUM_S * min(step, MAX_STORED_PER_S))
-    swept = versions_bytes(recipe) / (1 - MAX_GARBAGE)
-    return round(swept) + min(written, recipe.run.steps * step)
+    vacuumed = versions_bytes(recipe) / (1 - MAX_GARBAGE)
+    return round(vacuumed) + min(written, recipe.run.steps * step)
 
 
 def _sizes(recipe: Recipe) -> tuple[int, Sequence[int]]:

@@ -1,4 +1,4 @@
-"""Assigns the GPUs of this machine to the processes of a local run, by the ledger of the host."""
+"""Assigns the GPUs of this machine to the processes of a local run."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,24 +25,25 @@ REPORT = "report"
 MEMORY, STREAMED = "DIGENRL_MEMORY_GIB", {"DIGENRL_ROLLOUT_MEMORY": "streamed"}
 
 Environments = Mapping[str, Mapping[str, str]]
-"""Name of a process -> its variables, in addition to the inherited ones."""
+"""Environment variables of each process, by its name, in addition to the inherited variables."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
     environments: Environments
     warnings: tuple[str, ...] = ()
+    """Processes for which no GPU has enough memory, and the consequence."""
     notes: tuple[str, ...] = ()
-    """Which processes share a GPU."""
+    """Processes that share a GPU."""
     evaluates_at_end: bool = False
-    """Whether no GPU has room for the evaluator, which starts when the others have ended."""
+    """Whether the evaluator runs after the run, because no GPU has enough memory for it."""
 
 
 def assign_gpus(recipe: Recipe, cards: Sequence[Card]) -> Assignment:
     """Assign cards to the processes of a run.
 
     Raises:
-        UserError: if there are too few of them to train and to generate.
+        UserError: if the cards are too few for the processes that train and generate.
     """
     names = (
         *trainer_names(recipe),
@@ -56,12 +57,12 @@ def assign_gpus(recipe: Recipe, cards: Sequence[Card]) -> Assignment:
     if ledger is None:
         raise _too_few(recipe, cards)
     evaluator = ledger.places.get(EVALUATOR, ProcessPlacement())
-    last = {EVALUATOR: evaluator if evaluator.cards else ProcessPlacement(tuple(cards[:1]))}
-    last[REPORT] = ProcessPlacement(tuple(cards[:1]))
+    first_card = ProcessPlacement(tuple(cards[:1]))
+    after_run = {EVALUATOR: evaluator if evaluator.cards else first_card, REPORT: first_card}
     return Assignment(
         {
             name: _environment(
-                name, {**ledger.places, **last}.get(name, ProcessPlacement()), ledger
+                name, {**ledger.places, **after_run}.get(name, ProcessPlacement()), ledger
             )
             for name in (*names, EVALUATOR, REPORT)
         },
@@ -72,22 +73,22 @@ def assign_gpus(recipe: Recipe, cards: Sequence[Card]) -> Assignment:
 
 
 def _costs(recipe: Recipe) -> Profile | None:
-    with contextlib.suppress(UserError):  # of a model that has no profile
+    with contextlib.suppress(UserError):  # the model has no cost profile
         return with_weights(recipe_costs(recipe), recipe.model.folder)
     return None
 
 
 def _environment(name: str, place: ProcessPlacement, ledger: Ledger) -> dict[str, str]:
-    """Return a process's variables; one with a policy leaves memory to others on its card."""
-    found = {VISIBLE: ",".join(card.name for card in place.cards)}
+    """Return a process's variables: its cards and, if it shares a card, its memory limit."""
+    variables = {VISIBLE: ",".join(card.name for card in place.cards)}
     if place.streams:
-        found |= STREAMED
-    left = ledger.left_gib(name) if name.startswith(("trainer-", "rollout-")) else None
-    return found if left is None else {**found, MEMORY: f"{left:.2f}"}
+        variables |= STREAMED
+    limit_gib = ledger.left_gib(name) if name.startswith(("trainer-", "rollout-")) else None
+    return variables if limit_gib is None else {**variables, MEMORY: f"{limit_gib:.2f}"}
 
 
-def _takers(recipe: Recipe) -> dict[str, tuple[list[str], str]]:
-    """Return the processes that share cards: by the key of their number, names and what they do."""
+def _sharing_processes(recipe: Recipe) -> dict[str, tuple[list[str], str]]:
+    """Return names and description of processes that may share cards, by their recipe key."""
     return {
         "reward.workers": (reward_names(recipe), "the networks of the rewards"),
         "encoder.workers": (encoder_names(recipe), "the encoders"),
@@ -96,30 +97,30 @@ def _takers(recipe: Recipe) -> dict[str, tuple[list[str], str]]:
 
 
 def _warnings(recipe: Recipe, ledger: Ledger) -> Iterator[str]:
-    parts = {part.process for part in make_shares(recipe, None)}
-    for key, (names, what) in _takers(recipe).items():
-        left = [name for name in names if name in parts and not ledger.places[name].cards]
-        if left:
-            how = "it starts after the run" if key == "evaluation.every" else "they run on the CPU"
-            yield f"{key}: no GPU has room for {what}; {how}"
+    shares = {share.process for share in make_shares(recipe, None)}
+    for key, (names, description) in _sharing_processes(recipe).items():
+        if any(name in shares and not ledger.places[name].cards for name in names):
+            is_evaluator = key == "evaluation.every"
+            consequence = "it starts after the run" if is_evaluator else "they run on the CPU"
+            yield f"{key}: no GPU has enough memory for {description}; {consequence}"
 
 
 def _notes(recipe: Recipe, ledger: Ledger) -> Iterator[str]:
-    for names, what in _takers(recipe).values():
+    for names, description in _sharing_processes(recipe).values():
         places = [ledger.places.get(name, ProcessPlacement()) for name in names]
         shared = [card.name for place in places if place.policies_on_card for card in place.cards]
         policies = sorted({policy for place in places for policy in place.policies_on_card})
         if shared:
             streams = ", and streams the network" if any(each.streams for each in places) else ""
-            yield f"{what}: on GPU {', '.join(shared)} beside {', '.join(policies)}{streams}"
+            yield f"{description}: on GPU {', '.join(shared)}, with {', '.join(policies)}{streams}"
 
 
 def _too_few(recipe: Recipe, cards: Sequence[Card]) -> UserError:
-    trained, generating = recipe.trainer.devices, recipe.rollout.workers
-    trains = "train and generate" if recipe.schedule.members_generate else "train"
-    generates = f", {generating} to generate" * bool(generating)
+    num_training, num_generating = recipe.trainer.devices, recipe.rollout.workers
+    role = "train and generate" if recipe.schedule.members_generate else "train"
+    generates = f", {num_generating} to generate" * bool(num_generating)
     return UserError(
-        f"trainer.devices, rollout.workers: {trained + generating} GPUs needed "
-        f"({trained} to {trains}{generates}), {len(cards) or 'none'} found; "
+        f"trainer.devices, rollout.workers: {num_training + num_generating} GPUs needed "
+        f"({num_training} to {role}{generates}), {len(cards) or 'none'} found; "
         f'lower these keys, name the GPUs in {VISIBLE}, or set model.device = "cpu"'
     )
