@@ -18,8 +18,8 @@ from shared.learning.prompts import PromptOrder, SourceFiles, read_prompts
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.models.sigmas import Sigmas
 from shared.process.outgoing import allow
-from shared.recipe.grid import make_sigmas
 from shared.recipe.recipe import Recipe, override
+from shared.recipe.sampling import make_sigmas
 
 Scores = Sequence[float | None]
 OnProgress = Callable[[int, int], None]

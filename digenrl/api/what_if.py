@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from digenrl.api.models import PlanView
 from digenrl.api.run_history import RunHistory
-from digenrl.planning.question import MAX_DEVICES, PlanRequest
+from digenrl.planning.child import MAX_DEVICES, PlanRequest
 from shared.process.http_api import errors
 from shared.process.linux import die_with_parent
 

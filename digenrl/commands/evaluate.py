@@ -10,6 +10,7 @@ from digenrl.commands.options import (
     RUNS,
     OpenApi,
     PlainHttp,
+    Port,
     RunArgument,
     RunOption,
     Runs,
@@ -35,7 +36,7 @@ def evaluate(
         int, typer.Option(min=0, max=19, help="CPU niceness; 19 takes only what others leave")
     ] = 0,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="port to listen on; 0 takes a free one")] = 0,
+    port: Port = 0,
     stay: Annotated[
         bool, typer.Option("--stay", help="keep running after the run, in case it is resumed")
     ] = False,

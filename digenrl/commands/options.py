@@ -125,6 +125,10 @@ Runs = Annotated[
         help="folder with the runs of `digenrl up`",
     ),
 ]
+MAX_PORT = 65_535
+Port = Annotated[
+    int, typer.Option(min=0, max=MAX_PORT, help="port to listen on; 0 takes a free one")
+]
 OpenApi = Annotated[bool, typer.Option("--open-api", help="require no token: on a laptop")]
 PlainHttp = Annotated[
     bool, typer.Option("--plain-http", help="listen beyond this machine without TLS")

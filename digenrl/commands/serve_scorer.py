@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from digenrl.commands.options import PlainHttp, http_settings
+from digenrl.commands.options import PlainHttp, Port, http_settings
 from shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def serve_scorer(
         bool, typer.Option("--groups", help="all samples of a request are scored in one call")
     ] = False,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="port to listen on")] = 8100,
+    port: Port = 8100,
     plain_http: PlainHttp = False,
 ) -> None:
     """Serve a scorer over HTTP, for recipes that name it with type "remote"."""

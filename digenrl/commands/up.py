@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from digenrl.commands.options import (
+    MAX_PORT,
     RUNS,
     AsJson,
     RecipeFile,
@@ -51,7 +52,9 @@ def up(
         bool,
         typer.Option("--detach", help="return once it is in progress; it outlives the session"),
     ] = False,
-    port: Annotated[int, typer.Option(help="port of the scheduler's API; 0 takes a free port")] = 0,
+    port: Annotated[
+        int, typer.Option(max=MAX_PORT, min=0, help="port of the scheduler's API; 0: a free one")
+    ] = 0,
     runs: Runs = RUNS,
     tensorboard: TensorBoardFolder = None,
     wandb: WandbProject = None,

@@ -5,7 +5,15 @@ from typing import Annotated
 
 import typer
 
-from digenrl.commands.options import RUN_HELP, RUNS, OpenApi, PlainHttp, Runs, settings_from_options
+from digenrl.commands.options import (
+    RUN_HELP,
+    RUNS,
+    OpenApi,
+    PlainHttp,
+    Port,
+    Runs,
+    settings_from_options,
+)
 from digenrl.local.runs import find_run
 
 
@@ -24,7 +32,7 @@ def view(
         Path | None, typer.Option(help="file with an operator's token for it")
     ] = None,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="port to listen on; 0 takes a free one")] = 0,
+    port: Port = 0,
     open_api: OpenApi = False,
     plain_http: PlainHttp = False,
     runs: Runs = RUNS,

@@ -8,6 +8,7 @@ end and start at any time. Each writer finds its position in what it has written
 """
 
 import asyncio
+import json
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,7 +18,9 @@ from pathlib import Path
 from typing import Protocol
 
 import structlog
+import typer
 
+from digenrl.api.feed import commit_fields, evaluation_fields
 from digenrl.follow.panels import AnnouncedEvaluations, FinishedEvaluation, Panel, panel_of
 from shared.errors import IntegrityError, Unavailable, UserError, how_to_install
 from shared.process.settings import ServiceSettings
@@ -174,6 +177,30 @@ async def _show_new(
                 writer.show(finished, panel)
 
 
+class MetricLines:
+    """Writes lines of JSON to stdout, in the form of `/v1/events`; begins with step 1 at each
+    start."""
+
+    def __init__(self) -> None:
+        self.next_step = 1
+
+    def write(self, record: CommitRecord) -> None:
+        typer.echo(json.dumps({"event": "commit", "data": commit_fields(record)}))
+        self.next_step = record.policy.version + 1
+
+    def needs(self, finished: FinishedEvaluation) -> bool:
+        """Write the figures of an evaluation; pictures are not for lines."""
+        fields = evaluation_fields(finished.entry)
+        typer.echo(json.dumps({"event": "evaluation", "data": fields}))
+        return False
+
+    def show(self, finished: FinishedEvaluation, panel: Panel) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing: each line is written at once."""
+
+
 def _open(targets: MetricTargets, began: RunStarted) -> list[MetricWriter]:
     writers: list[MetricWriter] = []
     if targets.tensorboard is not None:
@@ -185,8 +212,6 @@ def _open(targets: MetricTargets, began: RunStarted) -> list[MetricWriter]:
 
         writers.append(WeightsAndBiases(targets.wandb, began.label, began.recipe))
     if targets.lines:
-        from digenrl.follow.lines import MetricLines
-
         writers.append(MetricLines())
     return writers
 

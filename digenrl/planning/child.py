@@ -10,18 +10,37 @@ import json
 import os
 import resource
 import sys
+from typing import Literal
 
-from digenrl.planning.output import plan_fields
-from digenrl.planning.plan import plan
-from digenrl.planning.question import PlanRequest
+from pydantic import BaseModel, ConfigDict
+
 from shared.errors import UserError
-from shared.recipe.recipe import stored_recipe
 
 CPU_S = 60
+MAX_DEVICES = 512
+"""Devices that are planned for; `digenrl plan` takes more."""
+
+
+class PlanRequest(BaseModel):
+    """Request for a plan."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    recipe: str
+    """The resolved recipe as JSON."""
+    hosts: str | None = None
+    devices: str | None = None
+    profile: str | None = None
+    staleness: Literal[0, 1] | None = None
+    host_gpus: int = 8
 
 
 def answer(question: PlanRequest) -> dict[str, object]:
     """Return the plan, or the reason why there is no plan."""
+    from digenrl.planning.output import plan_fields  # what the page does not import
+    from digenrl.planning.plan import plan
+    from shared.recipe.recipe import stored_recipe
+
     try:
         found = plan(
             stored_recipe(question.recipe.encode()), question.devices, profile=question.profile,

@@ -9,8 +9,8 @@ from typing import Any
 from services.scheduler.costs.capacity import fits, training_role
 from services.scheduler.costs.profile import Profile, Role
 from services.scheduler.costs.split import Devices, Split, present
+from shared.recipe.checks import too_many_devices
 from shared.recipe.fields import Table
-from shared.recipe.fluid_devices import refusal
 from shared.recipe.schedule import RunSchedule, Schedule
 from shared.recipe.tables import Rollout, Tables
 from shared.recipe.trainer import Trainer
@@ -28,7 +28,7 @@ HostGpus = int | Mapping[str, int]
 
 def why_not(profile: Profile, split: Split, schedule: RunSchedule) -> str | None:
     """Why no recipe expresses this, in a few words; None if one does."""
-    return refusal(sum(split.trainer.values())) or too_small(profile, split, schedule)
+    return too_many_devices(sum(split.trainer.values())) or too_small(profile, split, schedule)
 
 
 def recipe_keys(

@@ -33,9 +33,9 @@ from shared.learning.seeds import derive
 from shared.models.lora_files import LoraFile
 from shared.models.memory import WeightsHolding, file_bytes
 from shared.recipe.adapter import agreed, check_adapter_here, recipe_adapter
-from shared.recipe.grid import make_sigmas
 from shared.recipe.networks import check_networks, frozen_layers
 from shared.recipe.recipe import Recipe
+from shared.recipe.sampling import make_sigmas
 
 PROGRESS_LOG_S = 5.0
 

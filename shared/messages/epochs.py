@@ -20,7 +20,7 @@ from shared.messages.records import Record, Token
 
 
 class EpochRecord(Record):
-    """The holder of an epoch; kept in the object store (`shared.run.epochs`)."""
+    """The holder of an epoch; kept in the object store by exclusive create."""
 
     epoch: int
     scheduler: Token

@@ -28,7 +28,6 @@ from shared.errors import UserError
 from shared.process.http_access import Access, check_routes
 from shared.process.http_api import add_problems
 from shared.process.http_guard import DEFAULT_BODIES, BodyLimits, Guard, PatientH11, own_names
-from shared.process.port_numbers import check_port
 
 GRACE_S = 10
 """Seconds for running requests after a stop signal."""
@@ -151,10 +150,9 @@ def listen(host: str, port: int, *, tls: Tls | None = None, plain: bool = False)
         plain: other machines may reach it without TLS.
 
     Raises:
-        UserError: if there is no such port, or it is occupied, ``host`` is no address of this
+        UserError: if the port is occupied, ``host`` is no address of this
             machine, or others could read tokens on the way to it.
     """
-    check_port(port)
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         taken = socket.create_server((host, port), family=family, backlog=BACKLOG)

@@ -7,8 +7,8 @@ from shared.errors import Faults
 from shared.learning.algorithms import ALGORITHMS
 from shared.messages.codec import group_bytes
 from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP, MAX_MESSAGE_BYTES, MAX_SCORERS
+from shared.messages.fluid import MAX_MEMBERS
 from shared.recipe.fields import check_at_most, check_divides
-from shared.recipe.fluid_devices import refusal
 from shared.recipe.rewards import check_evaluation
 from shared.recipe.tables import Tables
 
@@ -20,6 +20,17 @@ def check_tables(tables: Tables) -> None:
         with faults.collected():
             check(tables)
     faults.raise_any(ValueError)
+
+
+def too_many_devices(devices: int) -> str | None:
+    """Return why this many devices cannot train together, with field and remedy; None if they
+    can."""
+    if devices <= MAX_MEMBERS:
+        return None
+    return (
+        f"trainer.devices: sums of more than {MAX_MEMBERS} devices fit no message; set it to at "
+        f"most {MAX_MEMBERS}"
+    )
 
 
 def _check_batch(tables: Tables) -> None:
@@ -138,7 +149,7 @@ def _check_generating(tables: Tables) -> None:
 
 
 def _check_members(tables: Tables) -> None:
-    reason = refusal(tables.trainer.devices)
+    reason = too_many_devices(tables.trainer.devices)
     if reason is not None:
         raise ValueError(reason)
 

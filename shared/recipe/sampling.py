@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from shared.learning.algorithms import ALGORITHMS, DEFAULT, DecayKind, Variant
 from shared.learning.windows import WindowRule, Windows
+from shared.models.sigmas import Sigmas, default_sigmas, linear_sigmas, single_shift_sigmas
 from shared.recipe.fields import NonNegative, Positive, Rate, Sigma, Table
 
 SigmaGrid = Literal["linear", "shifted", "default", "model"] | tuple[Sigma, ...]
@@ -234,3 +235,22 @@ class Algorithm(Table):
                     f"{key}: {self.name} is trained on its own samples, without an old policy; "
                     'leave it out, or set name to "diffusion-nft"'
                 )
+
+
+def make_sigmas(sampling: Sampling) -> Sigmas:
+    """Returns the noise schedule of a recipe's samples: `Sampling.steps` + 1 sigmas.
+
+    Raises:
+        ValueError: if they are a model's own, which are numbers once the recipe is read.
+    """
+    match sampling.sigmas:
+        case "linear":
+            return linear_sigmas(sampling.steps)
+        case "shifted":
+            return single_shift_sigmas(sampling.steps, sampling.shift)
+        case "default":
+            return default_sigmas(sampling.steps, sampling.shift)
+        case "model":
+            raise ValueError("the model's own sigmas are numbers once the recipe is read")
+        case numbers:
+            return numbers

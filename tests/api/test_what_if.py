@@ -8,8 +8,7 @@ import pytest
 from digenrl.api import what_if
 from digenrl.api.run_history import RunHistory
 from digenrl.api.what_if import PlanRefused, WhatIf
-from digenrl.planning.child import answer
-from digenrl.planning.question import PlanRequest
+from digenrl.planning.child import PlanRequest, answer
 from shared.recipe.recipe import load_recipe, override
 from shared.run.run_recipe import store_recipe
 from shared.store import ObjectStore

@@ -18,8 +18,8 @@ from shared.learning.prompts import PromptOrder, read_prompts
 from shared.learning.seeds import group_seed, sample_seed
 from shared.learning.windows import Windows
 from shared.messages.contracts import Prompt
-from shared.recipe.grid import make_sigmas
 from shared.recipe.recipe import Recipe
+from shared.recipe.sampling import make_sigmas
 from shared.run.commits import CommitRecord, TrainedGroup
 
 Weights = Mapping[str, Tensor]

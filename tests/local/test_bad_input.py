@@ -113,7 +113,7 @@ def test_an_occupied_port(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--port", "99999"), "--port: 99999 is no port; choose one up to 65535, or 0"),
+        (("--port", "99999"), "'--port': Input should be less than or equal to 65535"),
         (("--steps", "0"), "run.steps"),
         (("--resume",), "contains no run"),
     ],

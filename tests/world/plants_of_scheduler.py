@@ -10,7 +10,6 @@ from services.scheduler.core import (
     assign,
     exclusion,
     fragments,
-    issuing,
     ready_groups,
 )
 from services.scheduler.core.fluid import control, events, pieces, rounds, stream_recovery
@@ -234,7 +233,7 @@ def an_exchange_has_no_deadline() -> AbstractContextManager[None]:
 @plant(is_stale)
 def a_group_that_was_begun_early_goes_on_with_the_new_version() -> AbstractContextManager[None]:
     """Its next fragments are by whatever version is newest."""
-    original = issuing.issue
+    original = assign.issue
 
     def issue(draft: Any, worker: WorkerState, found: Any) -> Any:
         group = draft.group(draft.begin(found.batch), found.group)

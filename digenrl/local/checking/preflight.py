@@ -25,7 +25,6 @@ from shared.models.catalogue import (
     latent_shape,
 )
 from shared.models.memory import ITEM_BYTES, adapter_bytes, num_weights
-from shared.process.port_numbers import check_port
 from shared.recipe.networks import frozen_layers
 from shared.recipe.recipe import Recipe, implied_values, load_recipe
 from shared.run.files import file_records
@@ -99,7 +98,6 @@ def prepare(request: UpRequest) -> LocalRun:
     Raises:
         UserError: for the first problem, with its remedy.
     """
-    check_port(request.port)
     held = run_in_folder(request.run, request.runs)
     named = {"run.name": held.id if held else request.run} if request.run else {}
     recipe, said = load_recipe(request.recipe, {**request.options, **named}), list[str]()

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 
 from services.scheduler.core.device_queues import DeviceQueues, ListSchedule
 from services.scheduler.core.draft import StateDraft
-from services.scheduler.core.issuing import WorkerChoice, issue
+from services.scheduler.core.fluid.members import weights_to_fetch
 from services.scheduler.core.state import (
+    AssignedFragment,
     BatchState,
     Plan,
     State,
@@ -32,13 +33,14 @@ from services.scheduler.core.unissued import (
     open_supply,
     unissued_samples,
 )
-from shared.messages.contracts import GenerateFragment
+from shared.messages.contracts import Fragment, GenerateFragment
 
 DEVICES_PER_EVENT = 64
 """Devices that are looked at per event, on average. The schedule of all devices, which the end of a
 batch needs, is rebuilt after that many events. Until then a device that has finished a fragment
 continues with its queue."""
 
+WorkerChoice = tuple[WorkerState, NextFragment]
 IssuedFragments = tuple[State, list[GenerateFragment]]
 
 
@@ -283,3 +285,36 @@ class PooledAssigner:
 
     def _find(self, groups: range, size: int) -> NextFragment | None:
         return next_fragment(self._draft.plan, self._batch, groups, size, self._draft.group)
+
+
+def issue(draft: StateDraft, worker: WorkerState, found: NextFragment) -> GenerateFragment:
+    """Give a fragment to a device, in the draft."""
+    group = draft.group(draft.begin(found.batch), found.group)
+    policy = group.policy or draft.state.policy
+    assert policy is not None
+    given = (*found.fragment.given, (found.fragment.attempt, worker.address))
+    fragment = replace(found.fragment, stage="issued", worker=worker.address, given=given)
+    slot = fragment.slot_in(found.batch, found.group)
+    held = AssignedFragment(slot, fragment.num_samples, draft.now)
+    group = group.with_fragment(fragment)
+    if group.policy is not policy:
+        group = replace(group, policy=policy)
+    draft.set_group(found.batch, found.group, group)
+    draft.set_worker(replace(worker, assigned=(*worker.assigned, held)))
+    if worker.lent_concurrency:
+        draft.samples_left = max(0, draft.samples_left - fragment.num_samples)
+    prompt, window_start = draft.origin(found.batch, found.group)
+    return GenerateFragment(
+        fragment=Fragment(
+            batch=slot.batch,
+            group=slot.group,
+            first_sample=slot.first_sample,
+            attempt=slot.attempt,
+            num_samples=fragment.num_samples,
+        ),
+        policy=policy,
+        prompt=prompt,
+        window_start=window_start,
+        worker=worker.address,
+        weights=weights_to_fetch(draft.state, worker, policy),
+    )

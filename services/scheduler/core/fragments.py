@@ -1,4 +1,4 @@
-"""Applies events about fragments and groups: (plan, state, event) -> state, no commands.
+"""Applies events about fragments, groups and training: (plan, state, event) -> state, no commands.
 
 An event about another batch, attempt or version changes nothing, so every event may arrive twice,
 late, or after its subject was discarded.
@@ -22,7 +22,9 @@ from shared.messages.contracts import (
     FragmentReleased,
     FragmentScored,
     FragmentSlot,
+    GroupFailed,
     Policy,
+    RunFailed,
 )
 
 
@@ -319,3 +321,22 @@ def _policy(state: State, slot: FragmentSlot) -> Policy | None:
 
 def _describe(slot: FragmentSlot) -> str:
     return f"batch {slot.batch}, group {slot.group}, sample {slot.first_sample}"
+
+
+def group_failed(plan: Plan, state: State, event: GroupFailed, _now: float) -> State:
+    """Send a whole group once more, under its next attempt."""
+    group = state.find_group(event.batch, event.group)
+    if group is None or not group.sent or group.attempt != event.attempt:
+        return state
+    state = state.change_group(event.batch, event.group, requeue_group)
+    if event.attempt + 1 >= plan.max_attempts:
+        where = f"batch {event.batch}, group {event.group}"
+        return fail_run(state, f"{where} could not be sent to be trained: {event.reason}")
+    return state
+
+
+def run_failed(_plan: Plan, state: State, event: RunFailed, _now: float) -> State:
+    """Fail the run if the current batch cannot be trained; earlier failures were resolved."""
+    if state.batch is None or state.batch.index != event.batch:
+        return state
+    return fail_run(state, f"batch {event.batch}: {event.reason}")

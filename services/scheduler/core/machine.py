@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, get_args
 
-from services.scheduler.core import exclusion, fragments, recovery, retries, training
+from services.scheduler.core import exclusion, fragments, recovery, retries
 from services.scheduler.core.device_fragments import issued_to
 from services.scheduler.core.fluid import control, members, modes
 from services.scheduler.core.fluid import events as fluid_events
@@ -248,8 +248,8 @@ RECORDERS: Mapping[type, Sequence[Recorder]] = {
     FragmentReleased: (exclusion.count_return, fragments.released),
     FragmentFailed: _unless_in_a_step(fragments.failed, _attempt_failed, _pieces_forgotten),
     PolicyPublished: (_batch_opened, fluid_events.batch_opened),
-    GroupFailed: _unless_in_a_step(training.group_failed, _pieces_forgotten),
-    RunFailed: (training.run_failed,),
+    GroupFailed: _unless_in_a_step(fragments.group_failed, _pieces_forgotten),
+    RunFailed: (fragments.run_failed,),
     WorkerJoined: (_member_joined,),
     WorkerLeft: (_worker_left, _member_left),
     WorkerInactive: (_worker_inactive,),

@@ -7,7 +7,9 @@ next entry follows its last one. A scheduler that ends releases the lease; if th
 process on the same host is gone, others do not wait for the entry to expire.
 
 A scheduler that takes the lease begins a new epoch (`shared.messages.epochs`). The epoch voids the
-commands of all others; the lease only ensures that one scheduler commands.
+commands of all others; the lease only ensures that one scheduler commands. Each epoch of a run is
+an object, made by exclusive create: no two schedulers have one epoch, and no epoch is reused, even
+if the broker loses its data.
 """
 
 import asyncio
@@ -29,14 +31,16 @@ from services.scheduler.shell.housekeeping import STORES_NOTHING, retry
 from shared.bus.bus import Bus
 from shared.bus.register import Register, RegisterEntry
 from shared.errors import LeaseLost, Unavailable
-from shared.messages.epochs import HeldLease
+from shared.messages.epochs import EpochRecord, HeldLease, next_epoch
 from shared.messages.records import Record, Text, Token
 from shared.process.service import Health
-from shared.run.epochs import claim_epoch, newest_epoch
+from shared.run.layout import epoch_key, numbers_in
 from shared.store import ObjectStore
 from shared.telemetry import ALARM, LEADER, LEASE_EPOCH
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+MAX_KEPT_EPOCHS = 64
+"""Newest epochs whose objects are kept."""
 
 log = structlog.get_logger()
 
@@ -333,3 +337,19 @@ def _decoded(entry: RegisterEntry) -> LeaseRecord | None:
         return LeaseRecord.model_validate_json(entry.data)
     except ValidationError:
         return None
+
+
+async def newest_epoch(store: ObjectStore, run: str) -> int:
+    """Return the newest epoch of the run, 0 if it has none."""
+    return max(await numbers_in(store, run, "epochs"), default=0)
+
+
+async def claim_epoch(store: ObjectStore, run: str, revision: int, scheduler: str) -> int:
+    """Make a new epoch, and return its number."""
+    while True:
+        numbers = await numbers_in(store, run, "epochs")
+        epoch = next_epoch(revision, max(numbers, default=0))
+        record = EpochRecord(epoch=epoch, scheduler=scheduler)
+        if await store.create(epoch_key(run, epoch), record.model_dump_json().encode()):
+            await store.delete([epoch_key(run, old) for old in numbers[: 1 - MAX_KEPT_EPOCHS]])
+            return epoch

@@ -195,6 +195,18 @@ def fits(device: torch.device, what: str, remedy: str) -> Iterator[None]:
         )
 
 
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copies a tensor of the host, of any shape, to the device, without waiting for it; on the
+    device already, it is returned as it is.
+
+    A plain copy waits until the device has done all work that is queued there, and is idle until
+    the host has queued more.
+    """
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()  # torch keeps the memory until it has been copied
+    return tensor.to(device, non_blocking=True)
+
+
 def retry_after_release(device: torch.device, work: Callable[[], T]) -> T:
     """Returns what ``work`` returns. If it does not fit, it is repeated after all unused memory was
     released, since free memory may be fragmented."""

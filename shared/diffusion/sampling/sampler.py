@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shared.diffusion.loading.transfer import to_device
+from shared.diffusion.loading.device import to_device
 from shared.diffusion.sampling.transition import NoiseStep, euler_step, rounded, transition
 from shared.learning.algorithms import Variant
 from shared.learning.seeds import permutation

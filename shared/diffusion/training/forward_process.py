@@ -25,8 +25,8 @@ from torch import Tensor
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
+from shared.diffusion.loading.device import to_device
 from shared.diffusion.loading.models import Conditions, repeat_rows
-from shared.diffusion.loading.transfer import to_device
 from shared.diffusion.policy import sampling_plan
 from shared.diffusion.sampling.sampler import Denoising
 from shared.diffusion.sampling.tensors import check_latents, pack, unpack, unpack_conditions

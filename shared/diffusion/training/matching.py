@@ -32,8 +32,8 @@ from torch.nn.functional import softplus
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
+from shared.diffusion.loading.device import to_device
 from shared.diffusion.loading.models import Conditions
-from shared.diffusion.loading.transfer import to_device
 from shared.diffusion.training.forward_process import (
     FINISHED,
     FinishedGroup,

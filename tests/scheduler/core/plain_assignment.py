@@ -3,9 +3,9 @@
 import heapq
 import math
 
+from services.scheduler.core.assign import issue
 from services.scheduler.core.device_queues import DeviceQueue, forecast_queue
 from services.scheduler.core.draft import StateDraft
-from services.scheduler.core.issuing import issue
 from services.scheduler.core.lending import lendable
 from services.scheduler.core.state import BatchState, Plan, State, WorkerState
 from services.scheduler.core.unissued import (

@@ -11,12 +11,17 @@ import pytest
 from services.scheduler import limits
 from services.scheduler.shell import lease as leases
 from services.scheduler.shell.disk_watch import STORE
-from services.scheduler.shell.lease import Lease, LeaseRecord, ProcessRecord
+from services.scheduler.shell.lease import (
+    Lease,
+    LeaseRecord,
+    ProcessRecord,
+    claim_epoch,
+    newest_epoch,
+)
 from shared.bus.bus import Bus
 from shared.bus.register import Register, RegisterEntry
 from shared.errors import LeaseLost, Unavailable
 from shared.process.service import Health
-from shared.run.epochs import claim_epoch, newest_epoch
 from shared.store import ObjectStore
 from shared.telemetry import ALARM, NATS_STORES_NOTHING
 from tests.waiting import until

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from shared.recipe.grid import make_sigmas
-from shared.recipe.sampling import Sampling
+from shared.recipe.sampling import Sampling, make_sigmas
 
 NUMBERS = (1.0, 0.9, 0.7, 0.4, 0.1, 0.0)
 

@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from digenrl.commands.cli import app
+from services.scheduler.shell.lease import newest_epoch
 from shared.errors import ContractError
 from shared.messages.contracts import ObjectRef
 from shared.run.chain import read_chain
 from shared.run.commits import commit, commit_chain, newest_commit, record_digest
-from shared.run.epochs import newest_epoch
 from shared.run.evaluations import GoldFigures
 from shared.run.files import LibrariesRecord, read_records
 from shared.run.layout import commit_key, copy_key, measured_versions, numbers_in, weights_folder

@@ -11,9 +11,8 @@ from services.scheduler.core.fluid import batch_std
 from services.scheduler.core.fluid.cutting import rows_per_group
 from services.scheduler.core.fluid.fluid_state import FluidState, next_attempt, num_rows
 from services.scheduler.core.fluid.members import MEMBER, updates_replace_version, with_held
-from services.scheduler.core.fragments import fail_run
+from services.scheduler.core.fragments import fail_run, group_failed
 from services.scheduler.core.state import Plan, State
-from services.scheduler.core.training import group_failed
 from shared.messages.contracts import GroupFailed, PolicyPublished
 from shared.messages.fluid import (
     ExchangeMissed,
