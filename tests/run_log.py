@@ -3,7 +3,7 @@
 from typing import Any
 
 from digenrl.api.feed import Feed
-from shared.run.dead_letters import LetterOutcomes
+from services.scheduler.shell.api_letters import Letters
 from shared.run.log import Log
 from shared.run.log_entries import DeadLetter, Entry
 from shared.store import ObjectStore
@@ -25,9 +25,9 @@ def letter(number: int, **fields: Any) -> DeadLetter:
     return DeadLetter(**known | {"number": number} | fields)
 
 
-def outcomes(*entries: Entry) -> LetterOutcomes:
-    """Return what a log of these entries, in this order, says of its letters."""
-    return LetterOutcomes().read(entries)
+def letters_of(*entries: Entry) -> Letters:
+    """Return the letters of a log of these entries, in this order."""
+    return Letters().read(entries)
 
 
 def feed_of(store: ObjectStore, run: str) -> Feed:

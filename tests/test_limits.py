@@ -86,6 +86,7 @@ LIMITS: dict[str, dict[str, object]] = {
         "COLLECT_S": 600.0,
         "IDLE_CHECK_S": 0.2,
         "MAX_IDLE_CHECKS": 3000,
+        "MAX_LETTERS": 10_000,
         "MAX_REASON": 4000,
         "MAX_SUBJECT": 300,
         "MAX_LETTER_BYTES": 65_536,

@@ -13,7 +13,6 @@ from shared.errors import UserError
 from shared.messages import contracts
 from shared.process import http_access, service
 from shared.process.settings import ClientSettings
-from shared.run import dead_letters
 
 T = TypeVar("T")
 MODULES = {
@@ -21,7 +20,7 @@ MODULES = {
     "api_batches": api_batches,
     "api_letters": api_letters, "api_load": api_load, "api_models": api_models,
     "contracts": contracts, "http_access": http_access, "service": service,
-    "dead_letters": dead_letters, "facts": facts, "reading": reading,
+    "facts": facts, "reading": reading,
 }  # fmt: skip
 """Modules of the types that the client's annotations name."""
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from services.scheduler.shell import api_batches, api_letters, api_load, api_models
     from shared.messages import contracts
     from shared.process import http_access, service
-    from shared.run import dead_letters
 
 TIMEOUT_S = 30.0
 EXPORT_S = 600.0
@@ -272,7 +271,7 @@ class Client:
         return self._ask("GET", f"/v1/media/{quote(name, safe='')}").content
 
     def list_dead_letters(
-        self, state: "dead_letters.Wanted" = "open", limit: int = 50, before: int | None = None
+        self, state: "api_letters.Wanted" = "open", limit: int = 50, before: int | None = None
     ) -> "list[api_letters.DeadLetterView]":
         asked: Params = {"state": state, "limit": limit, "before": before}
         return self._get(Client.list_dead_letters, "/v1/dead-letters", asked)
@@ -280,10 +279,10 @@ class Client:
     def get_dead_letter(self, number: int) -> "api_letters.DeadLetterDetail":
         return self._get(Client.get_dead_letter, f"/v1/dead-letters/{number}")
 
-    def retry_dead_letter(self, number: int) -> "api_letters.Settled":
+    def retry_dead_letter(self, number: int) -> "api_letters.SettledView":
         return self._post(Client.retry_dead_letter, f"/v1/dead-letters/{number}/retry")
 
-    def drop_dead_letter(self, number: int) -> "api_letters.Settled":
+    def drop_dead_letter(self, number: int) -> "api_letters.SettledView":
         return self._post(Client.drop_dead_letter, f"/v1/dead-letters/{number}/drop")
 
     def list_audit(self, limit: int = 50, after: str = "") -> "models.AuditPage":

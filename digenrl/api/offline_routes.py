@@ -4,8 +4,6 @@ The routes and their types are the scheduler's; no worker is there, and nothing 
 """
 
 import json
-from collections.abc import Sequence
-from itertools import islice
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, HTTPException, Path, Query
@@ -14,11 +12,11 @@ from digenrl.api.live import LiveRun
 from digenrl.api.run_history import LOG_S, RunHistory
 from digenrl.reading.ended_runs import load_at_end, run_at_end, tag_at_end
 from services.scheduler.core.state import Phase
-from services.scheduler.shell import api_batches, api_letters, committed_views
+from services.scheduler.shell import api_batches, committed_views
 from services.scheduler.shell.api_batches import VersionView
 from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView, TagView, WorkerView
-from shared.run.dead_letters import RunProgress, Wanted
+from services.scheduler.shell.dead_letters_api import letter_lists
 from shared.run.layout import staleness_key, weights_folder
 from shared.run.log_entries import PhaseChange
 from shared.store import ObjectStore
@@ -26,8 +24,6 @@ from shared.store import ObjectStore
 Limit = Annotated[int, Query(ge=1, le=200)]
 Before = Annotated[int | None, Query(ge=0, lt=2**31)]
 Number = Annotated[int, Path(ge=0, lt=2**31)]
-LetterNumber = Annotated[int, Path(ge=1, lt=2**31)]
-LetterState = Annotated[Wanted, Query()]
 T = TypeVar("T")
 
 
@@ -37,11 +33,11 @@ async def run_view(history: RunHistory) -> RunView:
     step, recipe = max(0, history.version), history.recipe
     is_whole = recipe is not None and step >= recipe.run.steps
     phase, failure = await _end(history, is_whole=is_whole)
-    letters = await history.letters()
+    letters, progress = await history.letters()
     return run_at_end(
         history.run, recipe, history.step_facts, history.recent_usage,
         phase=phase, failure=failure, staleness=await _staleness(history.store, history.run),
-        num_open_letters=letters.num_open(RunProgress(step)),
+        num_open_letters=letters.num_open(progress),
     )  # fmt: skip
 
 
@@ -109,7 +105,7 @@ def stored_routes(history: RunHistory) -> APIRouter:
     router = APIRouter(include_in_schema=False)
     _add_run(router, history)
     _add_batches(router, history)
-    _add_letters(router, history)
+    router.include_router(letter_lists(history.letters))
     return router
 
 
@@ -158,32 +154,6 @@ def _add_batches(router: APIRouter, history: RunHistory) -> None:
     async def timeline(batch: Number) -> api_batches.TimelineView:
         found = await committed_views.stored_timeline(store, name, batch)
         return _there(found, f"what devices did in batch {batch} is not known")
-
-
-def _add_letters(router: APIRouter, history: RunHistory) -> None:
-    @router.get("/v1/dead-letters")
-    async def letters(
-        state: LetterState = "open", limit: Limit = 50, before: Before = None
-    ) -> Sequence[api_letters.DeadLetterView]:
-        return await stored_letters(history, state, before, limit)
-
-    @router.get("/v1/dead-letters/{number}")
-    async def letter(number: LetterNumber) -> api_letters.DeadLetterDetail:
-        [*found] = await stored_letters(history, "all", number + 1, 1)
-        return _there(
-            found[0] if found and found[0].number == number else None,
-            f"there is no dead letter {number}",
-        )
-
-
-async def stored_letters(
-    history: RunHistory, state: Wanted, before: int | None, limit: int
-) -> list[api_letters.DeadLetterDetail]:
-    """Return letters of a run that is over, newest first, as they are by the newest commit."""
-    await history.look()
-    progress = RunProgress(max(0, history.version))
-    found = (await history.letters()).newest_first(progress, state, before)
-    return [api_letters.letter_view(each) for each in islice(found, limit)]
 
 
 def _there(found: T | None, otherwise: str) -> T:

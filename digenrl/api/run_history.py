@@ -14,12 +14,12 @@ from pydantic import ValidationError
 from digenrl.evaluation.best import Best, comparable, find_best
 from digenrl.evaluation.records import EvaluationRecord
 from digenrl.reading.facts import USAGE_BATCHES, StepFacts
+from services.scheduler.shell.api_letters import Letters, RunProgress
 from shared.errors import ContractError
 from shared.messages.contracts import ObjectRef
 from shared.recipe.recipe import Recipe
 from shared.run.chain import Chain, CommitSummary, read_chain
 from shared.run.commits import read_stored
-from shared.run.dead_letters import LetterOutcomes
 from shared.run.layout import timeline_key, usage_key
 from shared.run.log import Log
 from shared.run.run_recipe import read_recipe
@@ -51,7 +51,7 @@ class RunHistory:
     _media: dict[str, ObjectRef] = field(default_factory=dict)
     _timelines: OrderedDict[int, Timeline] = field(default_factory=OrderedDict)
     log: Log = field(init=False)
-    _letters: LetterOutcomes = field(default_factory=LetterOutcomes)
+    _letters: Letters = field(default_factory=Letters)
     _looked: float = float("-inf")
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -151,7 +151,9 @@ class RunHistory:
                 self._timelines.popitem(last=False)
         return self._timelines[batch]
 
-    async def letters(self) -> LetterOutcomes:
-        """Return all dead letters; new ones are looked for every few seconds."""
+    async def letters(self) -> tuple[Letters, RunProgress]:
+        """Return all dead letters, and how far the run is that their states depend on, if it is
+        over; new ones are looked for every few seconds."""
+        await self.look()
         await self.log.look(LOG_S)
-        return self._letters.read(self.log.numbered)
+        return self._letters.read(self.log.numbered), RunProgress(max(0, self.version))

@@ -1,22 +1,21 @@
 """Route of a run's reading, from the scheduler and the store."""
 
 import time
-from typing import Any
+from collections.abc import Sequence
+from itertools import islice
 
 from fastapi import APIRouter, HTTPException
 
 from digenrl.api.live import LiveRun
-from digenrl.api.offline_routes import run_view, stored_letters
+from digenrl.api.offline_routes import run_view
 from digenrl.api.run_history import RunHistory
 from digenrl.reading.ended_runs import load_at_end
 from digenrl.reading.facts import MAX_LETTERS, RunFacts, evaluation_view
 from digenrl.reading.reading import RunReading, read
-from services.scheduler.shell.api_letters import DeadLetterView
+from services.scheduler.shell.api_letters import DeadLetterView, Wanted
 from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView, TagView, WorkerView
 from shared.process.http_api import errors
-
-LETTERS = f"/v1/dead-letters?state=all&limit={MAX_LETTERS}"
 
 
 async def read_run(history: RunHistory, live: LiveRun) -> RunReading:
@@ -32,7 +31,7 @@ async def read_run(history: RunHistory, live: LiveRun) -> RunReading:
         run=now or await run_view(history), is_live=now is not None, at=time.time(),
         load=load or load_at_end(history.recipe, history.recent_usage),
         workers=await live.get_as(list[WorkerView], "/v1/workers") or [],
-        letters=await live.get_as(list[DeadLetterView], LETTERS),
+        letters=await newest_letters(live, "all"),
         tag=None if tag is None else tag.mode, recipe=history.recipe,
         steps=history.step_facts, usage=history.recent_usage,
         evaluations=[evaluation_view(each) for each in history.evaluations],
@@ -40,15 +39,20 @@ async def read_run(history: RunHistory, live: LiveRun) -> RunReading:
 
 
 async def newest_letters(
-    history: RunHistory, live: LiveRun, before: int | None
-) -> list[dict[str, Any]]:
-    """Return the newest dead letters below ``before``, the newest first."""
-    older = "" if before is None else f"&before={before}"
-    found: list[dict[str, Any]] | None = await live.get(f"{LETTERS}{older}")
-    if found is not None:
-        return found
-    stored = await stored_letters(history, "all", before, MAX_LETTERS)
-    return [each.model_dump() for each in stored]
+    live: LiveRun, state: Wanted, before: int | None = None
+) -> Sequence[DeadLetterView] | None:
+    """Return at most `MAX_LETTERS` dead letters below ``before`` of a run in progress, the newest
+    first; None without a scheduler."""
+    query = f"state={state}&limit={MAX_LETTERS}" + (f"&before={before}" if before else "")
+    return await live.get_as(list[DeadLetterView], f"/v1/dead-letters?{query}")
+
+
+async def stored_letters(
+    history: RunHistory, state: Wanted, before: int | None
+) -> Sequence[DeadLetterView]:
+    """Return the same of a run that is over."""
+    letters, progress = await history.letters()
+    return [*islice(letters.newest_first(progress, state, before), MAX_LETTERS)]
 
 
 def status_routes(history: RunHistory, live: LiveRun) -> APIRouter:

@@ -1,13 +1,12 @@
 """`digenrl dlq`: the dead letters of a run."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from digenrl.commands.options import (
     RUNS,
@@ -25,21 +24,10 @@ from shared.errors import UserError
 if TYPE_CHECKING:
     from digenrl.api.client import Client
     from digenrl.local.connection import Connection
-
-
-class ListsByDefault(TyperGroup):
-    """Takes `digenrl dlq RUN` for `digenrl dlq list RUN`, with its options."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        is_run = args[0] not in self.commands and not args[0].startswith("-")
-        return super().resolve_command(ctx, ["list", *args] if is_run else args)
-
+    from services.scheduler.shell.api_letters import DeadLetterView, Wanted
 
 dlq = typer.Typer(
-    cls=ListsByDefault,
-    help="Dead letters of a run: unusable messages, and failed attempts. "
-    "`digenrl dlq RUN` lists them.",
-    no_args_is_help=True,
+    help="Dead letters of a run: unusable messages, and failed attempts.", no_args_is_help=True
 )
 Numbers = Annotated[list[int] | None, typer.Argument(help="numbers of letters")]
 AllOpen = Annotated[bool, typer.Option("--all", help="every open letter")]
@@ -58,46 +46,40 @@ def list_letters(
     runs: Runs = RUNS,
 ) -> None:
     """List why letters are open, a line for each reason, and what helps; or all letters."""
-    from digenrl.reading.letters import advice, line, reasons
+    from digenrl.reading.letters import line, summary
 
-    with _reading(find_run(run, runs, reads=True), scheduler, token_file) as (client, is_live):
-        letters = newest_first(client)
-        helps = advice(client.get_run().model_dump(), letters) if is_live else []
-    opened = [each for each in letters if each["state"] == "open"]
-    if as_json:
-        typer.echo(json.dumps(letters if every else opened, indent=1))
-        return
-    lines = [line(each) for each in letters] if every else [*reasons(opened), *helps]
-    none = f"none is open; all {len(letters)}: --all" if letters else "no dead letters"
-    _echo(lines or [none])
+    with _connect(find_run(run, runs, reads=True), scheduler, token_file) as (client, is_live):
+        letters = all_letters(client, "all" if every else "open")
+        now = client.get_run() if is_live else None
+    lines = [*map(line, letters)] if every else summary(letters, now)
+    none = "no dead letters" if every else "no dead letters are open; all: --all"
+    stored = [each.model_dump(mode="json") for each in letters]
+    typer.echo(json.dumps(stored, indent=1) if as_json else _visible(lines or [none]))
 
 
-def newest_first(client: "Client") -> list[dict[str, Any]]:
-    """Return all letters of a run."""
-    found: list[dict[str, Any]] = []
-    while more := client.list_dead_letters(
-        "all", PER_REQUEST, found[-1]["number"] if found else None
-    ):
-        found += [each.model_dump(mode="json") for each in more]
+def all_letters(client: "Client", state: "Wanted") -> "list[DeadLetterView]":
+    """Return all letters of a run in a state, newest first."""
+    found: list[DeadLetterView] = []
+    while more := client.list_dead_letters(state, PER_REQUEST, found[-1].number if found else None):
+        found += more
     return found
 
 
-@contextmanager
-def _reading(run: Run, scheduler: str, token_file: Path | None) -> "Iterator[Connection]":
-    """Yield a client of the scheduler of a run in progress, or else of the run's store.
+def _connect(
+    run: Run, scheduler: str, token_file: Path | None
+) -> "AbstractContextManager[Connection]":
+    """Connect to the scheduler of a run in progress, or else to the run's store.
 
     Raises:
         UserError: if there is no such run, or its scheduler does not answer.
     """
     from digenrl.local.connection import connect
 
-    with connect(run, scheduler, token_file, role="operator", services=("scheduler",)) as found:
-        yield found
+    return connect(run, scheduler, token_file, role="operator", services=("scheduler",))
 
 
-def _echo(lines: list[str]) -> None:
-    for each in lines:
-        typer.echo(visible(each))
+def _visible(lines: Sequence[str]) -> str:
+    return "\n".join(map(visible, lines))
 
 
 @dlq.command()
@@ -112,12 +94,9 @@ def show(
     """Show a letter, what has become of its work, and its message."""
     from digenrl.reading.letters import detail
 
-    with _reading(find_run(run, runs), scheduler, token_file) as (client, _):
-        found = client.get_dead_letter(number).model_dump(mode="json")
-    if as_json:
-        typer.echo(json.dumps(found, indent=1))
-    else:
-        _echo(detail(found))
+    with _connect(find_run(run, runs), scheduler, token_file) as (client, _):
+        found = client.get_dead_letter(number)
+    typer.echo(found.model_dump_json(indent=1) if as_json else _visible(detail(found)))
 
 
 @dlq.command()
@@ -136,12 +115,11 @@ def retry(
     Example: `digenrl dlq retry demo --all --resume`, of a run that was paused. If the work fails
     again, the run is paused again.
     """
-    from digenrl.reading.letters import is_useful
-
     _check(numbers, every)
-    with _reading(find_run(run, runs), scheduler, token_file) as (client, _):
-        chosen = numbers or [each["number"] for each in newest_first(client) if is_useful(each)]
-        done = _settle(client.retry_dead_letter, chosen, as_json)
+    with _connect(find_run(run, runs), scheduler, token_file) as (client, _):
+        opened = [] if numbers else all_letters(client, "open")
+        useful = [each.number for each in opened if not each.outcome]
+        done = _settle(client.retry_dead_letter, numbers or useful, as_json)
         if resume and any(done):
             client.resume_run()
             typer.echo(f"{run} goes on; what comes of it: `digenrl dlq list {run} --all`", err=True)
@@ -161,10 +139,11 @@ def drop(
 ) -> None:
     """Mark letters as not needed; nothing else of the run changes."""
     _check(numbers, every)
-    with _reading(find_run(run, runs), scheduler, token_file) as (client, _):
-        letters = [] if numbers else newest_first(client)
-        opened = [each["number"] for each in letters if each["state"] == "open"]
-        done = _settle(client.drop_dead_letter, numbers or opened, as_json)
+    with _connect(find_run(run, runs), scheduler, token_file) as (client, _):
+        opened = [] if numbers else all_letters(client, "open")
+        done = _settle(
+            client.drop_dead_letter, numbers or [each.number for each in opened], as_json
+        )
     if not all(done):
         raise typer.Exit(1)
 
@@ -174,7 +153,7 @@ def _check(numbers: list[int] | None, every: bool) -> None:
         raise UserError("NUMBERS: name letters, or all open ones with --all")
 
 
-def _settle(action: Callable[[int], Any], numbers: list[int], as_json: bool) -> list[bool]:
+def _settle(action: Callable[[int], Any], numbers: Sequence[int], as_json: bool) -> list[bool]:
     """Settle letters one by one, and print what happens; return which were settled."""
     results = []
     for number in numbers:
@@ -183,5 +162,5 @@ def _settle(action: Callable[[int], Any], numbers: list[int], as_json: bool) -> 
         except UserError as error:
             results.append({"number": number, "done": False, "note": str(error)})
     lines = [f"{each['number']}: {each['note']}" for each in results] or ["no such dead letters"]
-    typer.echo(json.dumps(results, indent=1) if as_json else "\n".join(map(visible, lines)))
+    typer.echo(json.dumps(results, indent=1) if as_json else _visible(lines))
     return [bool(each["done"]) for each in results]

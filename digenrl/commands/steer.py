@@ -264,17 +264,15 @@ def _ask(
 
 def _wait_for_failure(run: Run, scheduler: str, token_file: Path | None) -> None:
     """Wait until the run is paused after a failure, and show the failure and the remedy."""
-    from digenrl.commands.dlq import newest_first
+    from digenrl.commands.dlq import all_letters
     from digenrl.local.connection import connect_client
-    from digenrl.reading.letters import advice, reasons
+    from digenrl.reading.letters import summary
 
     with connect_client(run, scheduler, token_file, role="operator") as client:
         now = until_paused(client, lambda line: typer.echo(line, err=True))
         typer.echo(f"{run.name}: {now.phase}")
         if now.phase == "paused":
-            letters = newest_first(client)
-            opened = [each for each in letters if each["state"] == "open"]
-            for line in [*reasons(opened), *advice(now.model_dump(), letters)]:
+            for line in summary(all_letters(client, "open"), now):
                 typer.echo(line)
 
 

@@ -1,21 +1,18 @@
 """Finds conditions that need attention: failures, dead letters, late queues, steps without
 effect."""
 
-from collections import Counter
 from collections.abc import Sequence
 
-from digenrl.reading.facts import MAX_LETTERS, RunFacts, StepFacts
-from digenrl.reading.wording import QUEUES, cause, clock, figure
-from services.scheduler.shell.api_letters import DeadLetterView
+from digenrl.reading.facts import RunFacts, StepFacts
+from digenrl.reading.letters import advice, reasons
+from digenrl.reading.wording import QUEUES, clock, figure
 from services.scheduler.shell.api_load import QueueView
 from services.scheduler.shell.api_models import WorkerView
 from shared.learning.metrics import ratios_off
 
-LETTER_NEWS_S = 120.0
-"""Seconds for which a dead letter is an alarm: afterwards only lists have it."""
-MIN_QUIET_S = 20.0
+LETTER_NEWS_S = 60.0
 QUIET_STEPS = 1.5
-"""Seconds, and steps, without a further dead letter after which the failure seems to be fixed."""
+"""Seconds, and steps, for which a dead letter is an alarm: afterwards only lists have it."""
 WATCHED_STEPS = 20
 """Number of recent steps checked for skipped updates."""
 MAX_UNCHANGED_STEPS = 4
@@ -48,14 +45,6 @@ def is_failing(facts: RunFacts) -> bool:
     return facts.is_live and facts.run.phase == "running" and is_known and bool(_letters(facts))
 
 
-def num_open_letters(facts: RunFacts) -> int:
-    """Return the number of open dead letters: from the letters themselves if all are known, so that
-    number and reasons belong to one moment."""
-    if facts.letters is None or len(facts.letters) >= MAX_LETTERS:
-        return facts.run.num_dead_letters
-    return sum(each.state == "open" for each in facts.letters)
-
-
 def late(queues: Sequence[QueueView]) -> list[str]:
     """Return a line for each queue whose oldest sample has waited far longer than usual."""
     lines = []
@@ -86,44 +75,23 @@ def _skipped(steps: Sequence[StepFacts]) -> list[str]:
 
 
 def _letters(facts: RunFacts) -> list[str]:
-    """Return reports of unsettled dead letters of the last minutes."""
-    run, name, number = facts.run, facts.run.run, num_open_letters(facts)
-    opened = f"{number} {'is' if number == 1 else 'are'} open" if number else "none is open"
+    """Return a report of dead letters while they come, with the remedy."""
+    run, number = facts.run, facts.run.num_dead_letters
     if facts.letters is None:
-        return [f"dead letters: {opened}; `digenrl dlq list {name}` has why"] if number else []
-    letters = [each for each in facts.letters if each.state in ("open", "over")]
-    quiet = max(MIN_QUIET_S, QUIET_STEPS * (run.seconds_per_step or 0.0))
-    recent = max(LETTER_NEWS_S, quiet)
-    new = [each for each in letters if facts.at - each.found < recent]
-    newest = max(0.0, min((facts.at - each.found for each in new), default=0.0))
-    if not new or newest > quiet:
+        opened = f"{number} {'is' if number == 1 else 'are'} open"
+        return [f"dead letters: {opened}; `digenrl dlq list {run.run}` has why"] if number else []
+    recent = max(LETTER_NEWS_S, QUIET_STEPS * (run.seconds_per_step or 0.0))
+    new = [
+        each for each in facts.letters
+        if each.state in ("open", "over") and facts.at - each.found < recent
+    ]  # fmt: skip
+    if not new:
         return []
-    many = "or more " if len(new) == len(letters) >= MAX_LETTERS else ""
-    came = (
-        f"{len(new)} {many}dead letters, one for each attempt that fails, in the last "
-        f"{recent / 60:.0f} minutes"
-    )
-    why = _most_frequent(new)
-    if run.phase == "paused":
-        if not number:
-            return [f"{came}, {why}. The run is paused, and nothing of its batch has failed"]
-        then = f"mend it, then retry: `digenrl dlq retry {name} --all --resume`"
-        return [f"{came}, {why}. {opened}, and the run is paused: {then}"]
-    if run.pause_at_failure:
-        return [f"{came}, {why}. The run will be paused as soon as an attempt fails"]
+    why, times = reasons(new)[0]
     return [
-        f"{came}, the last one {clock(newest)} ago, {why}. What fails is done up to three "
-        f"times, which takes its time from all else, and is then left out of the training: mend "
-        f"that first. To retry what failed, with "
-        f"time for a mend: `digenrl pause {name} --at-failure`"
+        f"{len(new)} dead letters in the last {clock(recent)}, {times} of them: {why}; "
+        f"{advice(run)}"
     ]
-
-
-def _most_frequent(letters: Sequence[DeadLetterView]) -> str:
-    """Return the most frequent reason, and how many letters have it unless all do."""
-    [(reason, times)] = Counter(cause(each.reason) for each in letters).most_common(1)
-    why = reason if reason.startswith("in scorer ") else f"for: {reason}"
-    return f"{times} of them {why}" if times < len(letters) else why
 
 
 def _drained(run: str, workers: Sequence[WorkerView]) -> list[str]:

@@ -30,11 +30,12 @@ from digenrl.api.front import api_routes
 from digenrl.api.live import LiveRun
 from digenrl.api.offline_routes import newest_versions
 from digenrl.api.run_history import RunHistory
-from digenrl.api.status import newest_letters, read_run
+from digenrl.api.status import newest_letters, read_run, stored_letters
 from digenrl.api.what_if import POOL, PlanRefused, WhatIf
 from digenrl.evaluation.records import FIGURES
-from digenrl.reading.letters import shown_letters
-from digenrl.reading.wording import KINDS, QUEUES, USE_WORDS
+from digenrl.reading.facts import MAX_LETTERS
+from digenrl.reading.letters import reasons
+from digenrl.reading.wording import KINDS, QUEUES, USE_WORDS, cause
 from digenrl.view.errors import add_error_pages
 from digenrl.view.figures import (
     PER_PAGE,
@@ -76,8 +77,6 @@ Step = Annotated[int | None, Query(ge=1, lt=2**31)]
 OneStep = Annotated[int, Query(ge=1, lt=2**31)]
 Place = Annotated[int, Query(ge=0, lt=2**31)]
 Stale = Literal["", "0", "1"]
-LettersShown = Literal["now", "all"]
-"""now: those about which something may be done, and those that were retried."""
 Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9_.-]{1,100}$")]
 
 
@@ -197,9 +196,8 @@ def _add_samples(app: FastAPI, pages: Pages) -> None:
         found = sample_of(await past.group_samples(step - 1, group), number)
         if found is None:
             raise HTTPException(404, f"step {step} has no sample {number} of a group {group}")
-        letters = (await history.letters()).letters
-        reasons = {number: letter.reason for number, letter in letters.items()}
-        return await pages.page(request, "sample", at=step, reasons=reasons, **found)
+        letters, _ = await history.letters()
+        return await pages.page(request, "sample", at=step, letters=letters.letters, **found)
 
 
 def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
@@ -222,13 +220,18 @@ def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
 
     @app.get("/letters")
     async def letters(
-        request: Request, before: Before = None, state: LettersShown = "now"
+        request: Request, before: Before = None, state: Literal["open", "all"] = "open"
     ) -> HTMLResponse:
-        found = shown_letters(
-            await newest_letters(history, pages.view.live, before), every=state == "all"
-        )
-        done = max(0, history.version)
-        return await pages.page(request, "letters", committed=done, kinds=KINDS, **found)
+        found = await newest_letters(pages.view.live, state, before)
+        if found is None:
+            found = await stored_letters(history, state, before)
+        opened = [each for each in found if each.state == "open"]
+        return await pages.page(
+            request, "letters", letters=found, state=state, kinds=KINDS, cause=cause,
+            reasons=reasons(opened), useful=[each.number for each in opened if not each.outcome],
+            older=found[-1].number if len(found) == MAX_LETTERS else None,
+            committed=max(0, history.version),
+        )  # fmt: skip
 
     @app.get("/recipe")
     async def recipe(request: Request) -> HTMLResponse:

@@ -102,6 +102,8 @@ IDLE_CHECK_S = 0.2
 """Seconds between two checks for a calm moment to collect in."""
 MAX_IDLE_CHECKS = 3000
 """After this many checks a collection runs at any moment and stops all threads."""
+MAX_LETTERS = 10_000
+"""Further dead letters of a run are only logged."""
 MAX_REASON = 4000
 """Characters of a letter's reason; the rest is cut."""
 MAX_SUBJECT = 300

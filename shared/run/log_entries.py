@@ -92,9 +92,9 @@ class Work(BaseModel):
     """The failed attempt."""
 
     @property
-    def piece(self) -> tuple[int, int, int | None]:
-        """Identity of all attempts at a piece of work."""
-        return self.batch, self.group, self.first_sample
+    def whole_group(self) -> tuple[int, int]:
+        """Batch and group, which a retry repeats."""
+        return self.batch, self.group
 
 
 class DeadLetter(_Entry):

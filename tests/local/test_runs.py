@@ -70,7 +70,7 @@ def test_a_prefix_of_a_store_names_a_run(stored: Path, given: str) -> None:
     given = given.format(stored=stored)
     assert invoke("status", given).output.startswith(f"{given}: not running; stopped after step 3")
     assert len(json.loads(invoke("versions", given, "--json").output)) == 4
-    assert "no dead letters" in invoke("dlq", given).output
+    assert "no dead letters" in invoke("dlq", "list", given).output
     assert json.loads(invoke("watch", given, "--json").output)["step"] == 3
     with pytest.raises(UserError, match=r"--scheduler: .* is no run of `digenrl up`"):
         invoke("pause", given)

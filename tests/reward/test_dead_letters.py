@@ -5,13 +5,13 @@ import json
 
 import pytest
 
+from services.scheduler.shell.api_letters import RunProgress
 from services.scheduler.shell.dead_letters import DeadLetters
 from services.scheduler.shell.run_log import RunLog
 from shared.bus.bus import Bus
 from shared.errors import SamplesFailed
 from shared.messages import subjects
 from shared.messages.contracts import FragmentFailed, FragmentScored
-from shared.run.dead_letters import RunProgress
 from shared.run.log import Log
 from shared.store import ObjectStore
 from tests import examples
@@ -33,7 +33,7 @@ async def test_why_a_sample_has_no_score_is_a_dead_letter_and_no_failure_of_its_
     await bus.publish(event)
     put: asyncio.Queue[object] = asyncio.Queue()
     log = RunLog(Log.of_run(folder_store, "test"))
-    letters = DeadLetters(bus, log, put.put_nowait, lambda: RunProgress(0), lambda _: False)
+    letters = DeadLetters(bus, log, put.put_nowait, lambda: RunProgress(0))
     app = app_of(bus, folder_store, Afraid())
     running = [asyncio.create_task(each) for each in (app.run(), letters.follow())]
     [scored] = await first(bus, subjects.REW, 1)

@@ -14,17 +14,16 @@ from digenrl.api.run_history import RunHistory
 from digenrl.local.processes.ports import free_ports
 from digenrl.local.secrets.tokens import Tokens
 from digenrl.view.server import View, create_app
-from services.scheduler.shell.api_letters import letter_view
+from services.scheduler.shell.api_letters import RunProgress
 from shared.process.http_access import Access, TokenFile
 from shared.process.http_guard import Guard, own_names
 from shared.process.service import Server
-from shared.run.dead_letters import RunProgress
 from shared.run.log_entries import DeadLetter
 from shared.run.usage import Timeline
 from tests.follow.runs import RUN, Run
 from tests.readings import LOAD, WORKER
 from tests.readings import RUN as NOW
-from tests.run_log import outcomes
+from tests.run_log import letters_of
 
 TAG: dict[str, Any] = {
     "mode": "auto", "groups": 0, "lent": 1, "members": 2, "samples_left": 4, "costs": {},
@@ -49,7 +48,7 @@ class Scheduler:
         """Have these dead letters, as a scheduler shows them."""
         now = RunProgress(committed, self.answers["/v1/run"]["phase"])
         self.answers["/v1/dead-letters"] = [
-            letter_view(each).model_dump() for each in outcomes(*letters).newest_first(now)
+            each.model_dump() for each in letters_of(*letters).newest_first(now)
         ]
 
     def answer(self, request: httpx.Request) -> httpx.Response:
@@ -61,7 +60,9 @@ class Scheduler:
             if phase is not None:
                 self.answers["/v1/run"]["phase"] = phase
             return httpx.Response(202, json={"action": path, "id": "1"})
-        found = self.answers.get(path)
+        found: Any = self.answers.get(path)
+        if path == "/v1/dead-letters" and (state := request.url.params["state"]) != "all":
+            found = [each for each in found if each["state"] == state]
         return httpx.Response(
             404 if found is None else 200, json={"detail": "no"} if found is None else found
         )

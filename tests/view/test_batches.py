@@ -103,8 +103,8 @@ def test_what_no_retry_would_change_is_over_and_says_what_has_become_of_it(
     over = {f"/v1/dead-letters/{number}/drop" for number in (1, 4)}
     assert not [each for each in posts if over & {*each}]
     assert ["/v1/dead-letters/4/retry"] not in posts and ["/v1/dead-letters/2/retry"] in posts
-    assert "done since: batch 0 is committed" in text
-    assert "batch 1 was trained without these samples" in text
+    assert "batch 0 is committed" in text
+    assert "batch 1 is committed" in text
     found = set(re.findall(r"<p><b>(\d)</b> open: no (\w+)", text))
     assert found == {("1", "memory"), ("1", "server")}
 

@@ -53,7 +53,7 @@ def create_app(scheduler: Scheduler, access: Access | None = None) -> FastAPI:
     add_docs(app)
     for router in (
         _run(scheduler), _batches(scheduler), _workers(scheduler), _tag(scheduler),
-        _actions(scheduler), dead_letters(scheduler, limits.PUBLISH_TIMEOUT_S),
+        _actions(scheduler), dead_letters(scheduler),
     ):  # fmt: skip
         app.include_router(router)
     check_routes(app)

@@ -1,9 +1,19 @@
-"""Models of the HTTP API for dead letters."""
+"""Dead letters as the API shows them: unusable messages, and failed work, each with its reason.
+
+A letter's number is the number of its entry in the run's log. A run does not depend on letters:
+repeatable work is repeated automatically (docs/failures.md).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Self
 
 from services.scheduler.shell.api_models import View, example
-from shared.run.dead_letters import LetterOutcome, LetterState
-from shared.run.log_entries import LetterKind, Work
+from shared.run.log_entries import DeadLetter, Entry, LetterKind, Settled, Settlement, Work
 
+LetterState = Literal["open", "retried", "dropped", "over"]
+Wanted = Literal[LetterState, "all"]
+"""Filter of a list of letters."""
 EXAMPLE_LETTER = {
     "number": 3, "kind": "failed", "state": "open", "stream": "DG_EVT",
     "subject": "dg.digits.evt.fragment_failed", "reason": "reward: the image has no pixels",
@@ -26,7 +36,7 @@ class DeadLetterView(View):
     state: LetterState
     """open: an operator may do something about it. retried: its work is done again. dropped: no
     longer needed. over: nothing can be done, as its batch is committed, its group was given to
-    be trained, or a later letter is about the same work."""
+    be trained, or a later letter is about the same group."""
     stream: str
     """Stream that the message was in."""
     subject: str
@@ -52,7 +62,7 @@ class DeadLetterDetail(DeadLetterView):
     """The message's bytes, in base64."""
 
 
-class Settled(View):
+class SettledView(View):
     """Result of a retry or a drop."""
 
     model_config = example(number=3, state="retried", note="it is being done again")
@@ -65,10 +75,87 @@ class Settled(View):
     """Consequence, in words."""
 
 
-def letter_view(found: LetterOutcome) -> DeadLetterDetail:
-    letter = found.letter
-    return DeadLetterDetail(
-        **letter.model_dump(include={"number", "kind", "stream", "subject", "reason", "data"}),
-        work=letter.work, found=letter.at, state=found.state,
-        num_bytes=len(letter.bytes), outcome=found.text,
-    )  # fmt: skip
+class RunProgress(NamedTuple):
+    """How far a run is, as the state of its letters depends on it."""
+
+    committed: int
+    """Number of committed batches."""
+    phase: str = ""
+    """Phase of the run; empty if it is not in progress."""
+    is_given: Callable[[Work], bool] = lambda work: False
+    """Returns True if the group of a piece of work was given to be trained."""
+
+
+@dataclass(slots=True)
+class Letters:
+    """All letters of a run's log, and what operators did about them."""
+
+    letters: dict[int, DeadLetter] = field(default_factory=dict)
+    settled: dict[int, Settlement] = field(default_factory=dict)
+    _newest: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Batch and group -> number of the newest letter about the group."""
+    _num_read: int = 0
+    """Entries of the log that were read."""
+
+    def read(self, numbered: Sequence[Entry | None]) -> Self:
+        """Read the entries of the log after those that were read before."""
+        for entry in numbered[self._num_read :]:
+            if isinstance(entry, DeadLetter):
+                self.letters[entry.number] = entry
+                if entry.work is not None:
+                    self._newest[entry.work.whole_group] = entry.number
+            elif isinstance(entry, Settled):
+                self.settled |= dict.fromkeys(entry.letters, entry.how)
+        self._num_read = len(numbered)
+        return self
+
+    def newest(self, letter: DeadLetter) -> DeadLetter:
+        """Return the newest letter about the same group."""
+        work = letter.work
+        return letter if work is None else self.letters[self._newest[work.whole_group]]
+
+    def state(self, letter: DeadLetter, run: RunProgress) -> tuple[LetterState, str]:
+        """Return a letter's state at this point of the run, and the outcome of its work."""
+        settled, newest, work = self.settled.get(letter.number), self.newest(letter), letter.work
+        if settled == "dropped":
+            return settled, "nobody needs it any more"
+        if newest is not letter:
+            return settled or "over", f"see letter {newest.number}"
+        if work is None:
+            return "open", "only failed work can be retried"
+        if end := _end(work, run):
+            return settled or "over", end
+        if settled:
+            return settled, "being done again"
+        is_repeated = letter.kind == "failed" and run.phase == "running"
+        return "open", "it is tried again by itself" if is_repeated else ""
+
+    def newest_first(
+        self, run: RunProgress, wanted: Wanted = "all", before: int | None = None
+    ) -> Iterator[DeadLetterDetail]:
+        """Yield the letters in a state, those with numbers below ``before``."""
+        for number in reversed(self.letters):
+            if before is None or number < before:
+                letter = self.letters[number]
+                if wanted == "all" or wanted == self.state(letter, run)[0]:
+                    yield self.view(letter, run)
+
+    def view(self, letter: DeadLetter, run: RunProgress) -> DeadLetterDetail:
+        """Return a letter as it is at this point of the run."""
+        state, outcome = self.state(letter, run)
+        fields = letter.model_dump(exclude={"at", "digest", "event"})
+        return DeadLetterDetail(
+            **fields, found=letter.at, num_bytes=len(letter.bytes), state=state, outcome=outcome
+        )
+
+    def num_open(self, run: RunProgress) -> int:
+        return sum(self.state(each, run)[0] == "open" for each in self.letters.values())
+
+
+def _end(work: Work, run: RunProgress) -> str:
+    """Return why nothing can be done for a piece of work any more; empty if something can."""
+    if work.batch < run.committed:
+        return f"batch {work.batch} is committed"
+    if run.phase == "finished":
+        return "the run is finished"
+    return "its group was given to be trained" if run.is_given(work) else ""

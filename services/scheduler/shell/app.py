@@ -134,8 +134,6 @@ class Scheduler:
         self.dead_letters = DeadLetters(
             self.bus, self.run_log, self._inbox.put,
             lambda: progress_of(self.state, self.chain.version),
-            # A result may come while the commands of the next state are still being sent.
-            lambda event: is_foreign(self.state, event) and is_foreign(self._next, event),
         )  # fmt: skip
 
     async def run(self) -> None:

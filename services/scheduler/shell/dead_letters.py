@@ -7,18 +7,19 @@ stores the letter concurrently.
 """
 
 import base64
+import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import structlog
 
 from services.scheduler import limits
 from services.scheduler.core.inputs import MachineInput
 from services.scheduler.core.state import State
+from services.scheduler.shell.api_letters import RunProgress
 from services.scheduler.shell.housekeeping import retry
 from services.scheduler.shell.run_log import RunLog
 from shared.bus.bus import Bus
@@ -40,34 +41,16 @@ from shared.messages.subjects import (
     is_unscored,
     message_subject,
 )
-from shared.run.dead_letters import LetterOutcome, RunProgress, Wanted, digest_of
 from shared.run.log_entries import DeadLetter, LetterKind, Work
 from shared.telemetry import DEAD_LETTERS, DLQ_MESSAGES
 
 STREAM_NAMES = frozenset(stream.name for stream in STREAMS)
-DELIVERY_COUNT = re.compile(r"[0-9]{1,9}\Z", re.ASCII)
 SEQUENCE = re.compile(r"[1-9][0-9]{0,17}\Z", re.ASCII)
+UNSCORED_SLOT = re.compile(r"\.(\d{1,9})-(\d{1,9})-(\d{1,9})-(\d{1,9})\Z", re.ASCII)
 MAX_DELIVERIES_REASON = "it was delivered several times and never finished"
 UNDECODABLE_REASON = "its message cannot be decoded, or is of another kind"
 
 log = structlog.get_logger()
-
-
-class Found(NamedTuple):
-    """The content of a letter that is about to be stored."""
-
-    kind: LetterKind
-    stream: str
-    subject: str
-    reason: str
-    data: bytes
-    work: Work | None = None
-    sequence: str = ""
-    """Number of the message in its stream, if other messages may have the same bytes."""
-
-    @property
-    def digest(self) -> str:
-        return digest_of(self.stream, self.sequence, self.subject, self.data)
 
 
 @dataclass(slots=True)
@@ -77,23 +60,13 @@ class DeadLetters:
     _bus: Bus
     _log: RunLog
     _put: Callable[[MachineInput], None]
-    _progress: Callable[[], RunProgress]
+    progress: Callable[[], RunProgress]
     """Returns how far the run is."""
-    _is_foreign: Callable[[object], bool]
-    """Returns True if a worker sent a result for work that the scheduler did not give it."""
     num_quarantined: int = 0
 
     @property
     def num_open(self) -> int:
-        return self._log.letters.num_open(self._progress())
-
-    def outcome(self, letter: DeadLetter) -> LetterOutcome:
-        """Return what a letter is now."""
-        return self._log.letters.outcome(letter, self._progress())
-
-    def newest_first(self, wanted: Wanted, before: int | None) -> Iterator[LetterOutcome]:
-        """Yield the letters in a state, those with numbers below ``before``."""
-        return self._log.letters.newest_first(self._progress(), wanted, before)
+        return self._log.letters.num_open(self.progress())
 
     async def follow(self) -> None:
         """Follow the stream of dead letters until cancelled."""
@@ -108,39 +81,43 @@ class DeadLetters:
             failure = failure_of(found)
             if failure is not None:
                 self._put(failure)
-            self._keep(found)
+            self._log.put(found)
 
     def note(self, message: object) -> None:
-        """Keep the failure of an attempt that its sender was given, if the message reports one."""
-        if self._is_foreign(message):
-            return
+        """Keep the failure of an attempt, if the message reports one."""
         if isinstance(message, FragmentFailed):
             reason = f"{message.stage}: {message.reason}"
-            work = Work(**message.slot.model_dump(include=set(Work.model_fields)))
+            self._keep("failed", message, reason, _work(message.slot))
         elif isinstance(message, GroupFailed):
-            reason = f"training: {message.reason}"
             work = Work(batch=message.batch, group=message.group, attempt=message.attempt)
-        else:
-            return
-        self._keep_event("failed", message, reason, work)
+            self._keep("failed", message, f"training: {message.reason}", work)
 
     def refuse(self, message: PolicyPublished, reason: str) -> None:
         """Keep a message that is not true."""
-        self._keep_event("refused", message, reason)
+        self._keep("refused", message, reason)
 
-    def _keep_event(
+    def _keep(
         self, kind: LetterKind, message: Message, reason: str, work: Work | None = None
     ) -> None:
         subject = message_subject(self._bus.run, message)
-        self._keep(Found(kind, EVT.name, subject, reason, encode(message), work))
+        self._log.put(make_letter(kind, EVT.name, subject, reason, encode(message), work))
 
-    def _keep(self, found: Found) -> None:
-        letter = DeadLetter(
-            digest=found.digest, kind=found.kind, stream=found.stream, subject=found.subject,
-            reason=found.reason[:limits.MAX_REASON], work=found.work,
-            data=base64.b64encode(found.data[:limits.MAX_LETTER_BYTES]).decode(),
-        )  # fmt: skip
-        self._log.put(letter)
+
+def make_letter(
+    kind: LetterKind, stream: str, subject: str, reason: str, data: bytes,
+    work: Work | None = None, sequence: str = "",
+) -> DeadLetter:  # fmt: skip
+    """Return a letter.
+
+    Args:
+        sequence: number of the message in its stream, if other messages may have the same bytes.
+    """
+    subject = subject[: limits.MAX_SUBJECT]
+    return DeadLetter(
+        digest=hashlib.sha256(repr((stream, sequence, subject, data)).encode()).hexdigest(),
+        kind=kind, stream=stream, subject=subject, reason=reason[: limits.MAX_REASON], work=work,
+        data=base64.b64encode(data[: limits.MAX_LETTER_BYTES]).decode(),
+    )  # fmt: skip
 
 
 def progress_of(state: State, committed: int) -> RunProgress:
@@ -154,13 +131,19 @@ def progress_of(state: State, committed: int) -> RunProgress:
     return RunProgress(max(oldest, committed), state.phase, is_given)
 
 
-async def letter_of(bus: Bus, received: ReceivedMessage) -> Found | None:
+async def letter_of(bus: Bus, received: ReceivedMessage) -> DeadLetter | None:
     """Return the letter for a message of DG_DLQ; None if the message concerns another run."""
+    headers = received.headers or {}
+    copied, reason = headers.get("dg-subject", ""), headers.get("dg-reason", "")
     if is_unscored(received.subject):
-        return _unscored(received)
+        numbers = UNSCORED_SLOT.search(received.subject)
+        if numbers is None:
+            return None
+        batch, group, first, attempt = map(int, numbers.groups())
+        slot = Work(batch=batch, group=group, first_sample=first, attempt=attempt)
+        return make_letter("unscored", DLQ.name, copied, reason, received.data, slot)
     if not received.subject.startswith("$JS"):
         stream, sequence = received.subject.split(".")[-2:]
-        reason = str((received.headers or {}).get("dg-reason") or UNDECODABLE_REASON)
         kind: LetterKind = "unreadable"
     else:
         try:
@@ -176,46 +159,33 @@ async def letter_of(bus: Bus, received: ReceivedMessage) -> Found | None:
     subject, data = await retry(partial(bus.stored_message, stream, int(sequence)))
     work = work_of(subject)
     if kind == "unreadable":
-        subject = (
-            subject or str((received.headers or {}).get("dg-subject", ""))[: limits.MAX_SUBJECT]
-        )
-        data = received.data
+        subject, data = subject or copied, received.data
     elif not subject.startswith(f"dg.{bus.run}."):
         return None  # of another run, or forgotten with its batch
-    return Found(kind, stream, subject, reason, data, work, sequence)
+    return make_letter(kind, stream, subject, reason or UNDECODABLE_REASON, data, work, sequence)
 
 
-def _unscored(received: ReceivedMessage) -> Found | None:
-    """Return why samples of a fragment have no score."""
-    subject, reason = ((received.headers or {}).get(key, "") for key in ("dg-subject", "dg-reason"))
-    numbers = received.subject.rsplit(".", 1)[1].split("-")
-    if len(numbers) != len(Work.model_fields) or not all(map(DELIVERY_COUNT.match, numbers)):
-        return None
-    batch, group, first, attempt = map(int, numbers)
-    work = Work(batch=batch, group=group, first_sample=first, attempt=attempt)
-    return Found("unscored", DLQ.name, subject[: limits.MAX_SUBJECT], reason, received.data, work)
+def _work(slot: FragmentSlot) -> Work:
+    return Work(**slot.model_dump(include=set(Work.model_fields)))
 
 
 def work_of(subject: str) -> Work | None:
     """Return the fragment or the group of a subject."""
-    slot = fragment_slot(subject)
-    if slot is not None:
-        return Work(**slot.model_dump(include=set(Work.model_fields)))
+    if (slot := fragment_slot(subject)) is not None:
+        return _work(slot)
     group = group_slot(subject)
     return None if group is None else Work(batch=group[0], group=group[1], attempt=group[2])
 
 
-def failure_of(found: Found) -> MachineInput | None:
+def failure_of(letter: DeadLetter) -> MachineInput | None:
     """Return the failure that a letter means for the run; None if none."""
-    work = found.work
-    if work is None or found.kind == "unscored":
+    work, reason = letter.work, letter.reason
+    if work is None or letter.kind == "unscored":
         return None
     if work.first_sample is None:
-        return GroupFailed(
-            batch=work.batch, group=work.group, attempt=work.attempt, reason=found.reason
-        )
-    slot, (kind, address) = FragmentSlot(**work.model_dump()), found.subject.split(".")[2:4]
+        return GroupFailed(batch=work.batch, group=work.group, attempt=work.attempt, reason=reason)
+    slot, (kind, address) = FragmentSlot(**work.model_dump()), letter.subject.split(".")[2:4]
     if kind == "rew":  # a slot of that worker alone: its fragment has been, or will be, scored
         return None
     worker = address if kind == "traj" else None
-    return FragmentFailed(slot=slot, stage="delivery", reason=found.reason, worker=worker)
+    return FragmentFailed(slot=slot, stage="delivery", reason=reason, worker=worker)

@@ -7,14 +7,11 @@ from functools import partial
 import structlog
 
 from services.scheduler import limits
+from services.scheduler.shell.api_letters import Letters
 from services.scheduler.shell.housekeeping import retry
-from shared.run.dead_letters import LetterOutcomes
 from shared.run.log import Log
 from shared.run.log_entries import Alarm, DeadLetter, Entry, PhaseChange, Request
 from shared.telemetry import DEAD_LETTERS_FOUND
-
-MAX_ENTRIES = {"dead_letter": 10_000}
-"""Entries of a kind that a log keeps; further ones are only logged. Other kinds have no limit."""
 
 log = structlog.get_logger()
 
@@ -24,7 +21,7 @@ class RunLog:
     """Appends entries in the order in which they are given."""
 
     _log: Log
-    letters: LetterOutcomes = field(default_factory=LetterOutcomes)
+    letters: Letters = field(default_factory=Letters)
     is_read: bool = False
     """Whether the entries of earlier schedulers have been read."""
     _phase: str | None = None
@@ -58,8 +55,8 @@ class RunLog:
     async def _keep(self, entry: Entry) -> None:
         if entry.fact in self._log.facts:
             return
-        limit, newest = MAX_ENTRIES.get(entry.event), len(self._log.numbered)
-        if limit is not None and self._count(entry.event) >= limit:
+        newest, is_letter = len(self._log.numbered), isinstance(entry, DeadLetter)
+        if is_letter and len(self.letters.letters) >= limits.MAX_LETTERS:
             log.error("log_entry_not_kept", entry=entry.model_dump(exclude={"data"}))
             return
         number = await retry(partial(self.append, entry))
@@ -76,9 +73,6 @@ class RunLog:
         number = await self._log.append(entry)
         self.letters.read(self._log.numbered)
         return number
-
-    def _count(self, event: str) -> int:
-        return sum(each.event == event for each in self._log.entries)
 
     def change_phase(self, phase: str, failure: str | None) -> None:
         """Append the phase, if it differs from the newest one, whichever scheduler appended it."""

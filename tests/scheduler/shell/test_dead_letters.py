@@ -3,13 +3,20 @@
 import asyncio
 from dataclasses import replace
 from typing import cast
+from unittest.mock import AsyncMock
 
 import pytest
 from fastapi.testclient import TestClient
 
-from services.scheduler.shell import run_log
+from services.scheduler import limits
+from services.scheduler.shell.api_letters import RunProgress
 from services.scheduler.shell.app import Scheduler
-from services.scheduler.shell.dead_letters import DeadLetters, Found, failure_of, letter_of
+from services.scheduler.shell.dead_letters import (
+    DeadLetters,
+    failure_of,
+    letter_of,
+    make_letter,
+)
 from services.scheduler.shell.run_log import RunLog
 from shared.bus.bus import Bus
 from shared.bus.reader import ReceivedMessage
@@ -22,14 +29,13 @@ from shared.messages.contracts import (
     GroupRequest,
     OperatorRequest,
 )
-from shared.messages.subjects import event_subject, unscored_subject
-from shared.run.dead_letters import RunProgress
+from shared.messages.subjects import unscored_subject
 from shared.run.log import Log
 from shared.run.log_entries import Work
 from tests import examples
 from tests.scheduler.shell.served import Outbox
 
-GIVEN = "its group was given to be trained, with the scores that it had then"
+GIVEN = "its group was given to be trained"
 SLOT = FragmentSlot(batch=1, group=1, first_sample=2, attempt=0)
 
 
@@ -55,10 +61,7 @@ def keep(log: RunLog, number: int) -> None:
 def another(scheduler: Scheduler) -> tuple[DeadLetters, RunLog]:
     """Return what another scheduler of the run has."""
     log = RunLog(Log.of_run(scheduler.store, "test"))
-    letters = DeadLetters(
-        scheduler.bus, log, lambda _: None, lambda: RunProgress(0), lambda _: False
-    )
-    return letters, log
+    return DeadLetters(scheduler.bus, log, lambda _: None, lambda: RunProgress(0)), log
 
 
 @pytest.fixture
@@ -100,8 +103,7 @@ def test_a_number_that_another_scheduler_took_meanwhile_is_left_to_it(scheduler:
 def test_a_log_keeps_the_first_letters_alone_and_every_phase(
     scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run_log.MAX_ENTRIES == {"dead_letter": 10_000}
-    monkeypatch.setitem(run_log.MAX_ENTRIES, "dead_letter", 2)
+    monkeypatch.setattr(limits, "MAX_LETTERS", 2)
     letters, log = another(scheduler)
     letters.note(failed())
     keep(log, 1)
@@ -178,15 +180,27 @@ def test_a_retry_resumes_a_run_that_has_failed_once(three: Scheduler, client: Te
     assert isinstance(request, OperatorRequest) and request.action == "resume"
 
 
+def test_a_retry_whose_record_is_lost_can_be_repeated_with_the_same_request(
+    three: Scheduler, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as outage:
+        outage.setattr(type(three.store), "create", AsyncMock(side_effect=Unavailable("away")))
+        assert client.post("/v1/dead-letters/2/retry").status_code == 503
+    assert client.get("/v1/dead-letters/2").json()["state"] == "open"
+    assert client.post("/v1/dead-letters/2/retry").json()["state"] == "retried"
+    first, again = cast(Outbox, three.bus).published
+    assert first == again, "it resets the attempts of the group once more"
+
+
 def test_a_retry_says_what_follows_and_what_does_not(three: Scheduler, client: TestClient) -> None:
     retried = client.post("/v1/dead-letters/1/retry").json()
     assert (retried["number"], retried["note"]) == (2, "it is being done again"), "the newest"
     assert [each["state"] for each in client.get("/v1/dead-letters?state=all").json()] == [
-        "over", "retried", "retried",
+        "over", "retried", "over",
     ]  # fmt: skip
     answer = client.post("/v1/dead-letters/3/retry")
     assert answer.status_code == 409
-    assert answer.json()["detail"] == "nothing is left to do: done since: batch 0 is committed"
+    assert answer.json()["detail"] == "nothing is left to do: batch 0 is committed"
     [request] = cast(Outbox, three.bus).published
     assert isinstance(request, GroupRequest) and (request.batch, request.group) == (1, 1)
 
@@ -199,8 +213,8 @@ def test_what_could_not_be_scored_is_done_again_until_its_group_is_trained(
     assert batch is not None
     for number, sent in enumerate((False, True)):
         work = Work(batch=batch.index, group=number, first_sample=0)
-        found = Found("unscored", "DG_DLQ", f"s{number}", "no text", b"{}", work)
-        scheduler.dead_letters._keep(found)
+        found = make_letter("unscored", "DG_DLQ", f"s{number}", "no text", b"{}", work)
+        scheduler.run_log.put(found)
         group = replace(batch.groups[number], sent=sent)
         scheduler.state = scheduler.state.with_group(work.batch, number, group)
     keep(scheduler.run_log, 2)
@@ -210,18 +224,22 @@ def test_what_could_not_be_scored_is_done_again_until_its_group_is_trained(
     note = client.post("/v1/dead-letters/1/retry").json()["note"]
     assert note == "it is done again when the run is resumed"
     answer = client.post("/v1/dead-letters/2/retry")
-    assert answer.status_code == 409 and "was given to be trained" in answer.json()["detail"]
+    assert answer.status_code == 409 and GIVEN in answer.json()["detail"]
     assert len(cast(Outbox, scheduler.bus).published) == 1
 
 
-def test_what_is_not_true_is_kept_and_never_sent_again(
+def test_a_message_without_work_is_kept_and_can_only_be_dropped(
     scheduler: Scheduler, client: TestClient
 ) -> None:
     forged = examples.published(1 << 40, worker="nobody")
     scheduler.dead_letters.refuse(forged, "there is no such commit record")
     keep(scheduler.run_log, 1)
     assert client.get("/v1/dead-letters").json()[0]["kind"] == "refused"
-    assert client.post("/v1/dead-letters/1/retry").status_code == 409
+    answer = client.post("/v1/dead-letters/1/retry")
+    assert answer.status_code == 409
+    assert answer.json()["detail"] == "nothing is left to do: only failed work can be retried"
+    assert client.post("/v1/dead-letters/1/drop").json()["state"] == "dropped"
+    assert cast(Outbox, scheduler.bus).published == []
 
 
 class Stored(Outbox):
@@ -242,7 +260,7 @@ def test_which_work_bytes_are_about_only_the_stream_says(subject: str) -> None:
     received = ReceivedMessage(None, "dg.test.quarantine.DG_TRAJ.7", b"\xc1", headers)
     found = asyncio.run(letter_of(bus, received))
     assert found is not None
-    assert (found.kind, found.reason, found.data) == ("unreadable", "not msgpack", b"\xc1")
+    assert (found.kind, found.reason, found.bytes) == ("unreadable", "not msgpack", b"\xc1")
     assert found.subject == subject or not subject
     assert (found.work is not None) == (".traj." in subject)
 
@@ -276,22 +294,6 @@ def test_samples_without_a_score_are_a_letter_and_no_failure() -> None:
     assert failure_of(found) is None
     odd = ReceivedMessage(None, "dg.test.quarantine.unscored.1-x-2", b"{}", headers)
     assert asyncio.run(letter_of(bus, odd)) is None
-
-
-def test_bytes_that_have_become_a_message_are_sent_again_under_their_subject_alone(
-    scheduler: Scheduler, client: TestClient
-) -> None:
-    request = OperatorRequest(action="pause", id="1")
-    for subject in ("operator_request", "group_failed"):
-        bus = cast(Bus, Stored(event_subject("test", subject)))
-        received = ReceivedMessage(None, "dg.test.quarantine.DG_EVT.7", encode(request), {})
-        found = asyncio.run(letter_of(bus, received))
-        assert found is not None
-        scheduler.dead_letters._keep(found)
-    keep(scheduler.run_log, 2)
-    assert client.post("/v1/dead-letters/1/retry").json()["note"] == "it was sent again"
-    assert client.post("/v1/dead-letters/2/retry").status_code == 409
-    assert cast(Outbox, scheduler.bus).published == [request]
 
 
 def test_a_damaged_letter_is_left_out(three: Scheduler, client: TestClient) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,19 +19,19 @@ from digenrl.commands.cli import app
 from digenrl.commands.steer import until_paused
 from digenrl.local import connection
 from digenrl.local.runs import last_address, write_address
-from digenrl.reading.letters import Letter, advice, detail, is_useful, line, reasons
-from services.scheduler.shell.api_letters import letter_view
+from digenrl.reading.letters import advice, detail, line, summary
+from services.scheduler.shell.api_letters import DeadLetterDetail, Letters, RunProgress
 from services.scheduler.shell.api_models import RunView
 from services.scheduler.shell.app import Scheduler
 from shared.errors import UserError
 from shared.messages.codec import encode
 from shared.messages.contracts import FragmentFailed, FragmentSlot
-from shared.run.dead_letters import LetterOutcomes, RunProgress
 from shared.run.log_entries import DeadLetter, LetterKind, Settled, Work
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
 from tests.follow.runs import Run
-from tests.run_log import append, letter, outcomes
+from tests.readings import run
+from tests.run_log import append, letter, letters_of
 
 
 def store_letters(folder: Path, number: int) -> None:
@@ -68,7 +67,7 @@ def test_letters_of_a_run_that_is_over_are_read_in_its_store() -> None:
         f"     5  open     attempt failed  step 1 (batch 0), group 5, from sample 2 on: {why}",
         f"     4  open     attempt failed  step 1 (batch 0), group 4, from sample 2 on: {why}",
     ]
-    assert dlq("list", "test").output == "     5  newest 5: reward: no pixels\n"
+    assert dlq("list", "test").output == "     5  reward: no pixels\n"
     assert "message: \\xc1bytes" in dlq("show", "test", "3").output
     assert json.loads(dlq("show", "test", "3", "--json").output)["num_bytes"] == 6
     assert dlq("show", "test", "9").exception
@@ -76,13 +75,6 @@ def test_letters_of_a_run_that_is_over_are_read_in_its_store() -> None:
     for action in ("retry", "drop"):
         refused = dlq(action, "test", "4")
         assert (refused.exit_code, refused.output) == (1, f"4: {OVER}\n")
-
-
-@pytest.mark.usefixtures("left")
-def test_the_name_of_a_run_takes_the_options_of_the_list() -> None:
-    listed = dlq("test", "--all").output
-    assert listed == dlq("list", "test", "--all").output and listed.startswith("     5")
-    assert json.loads(dlq("test", "--json").output)[0]["number"] == 5
 
 
 def test_letters_of_a_run_in_progress_are_asked_of_its_scheduler(
@@ -107,22 +99,22 @@ def test_letters_of_a_run_in_progress_are_asked_of_its_scheduler(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/test").mkdir(parents=True)
     (tmp_path / "runs/test/recipe.json").touch()
-    assert dlq("test").output == "none is open; all 5: --all\n"
+    assert dlq("list", "test").output == "no dead letters are open; all: --all\n"
     listed = dlq("list", "test", "--all").output.splitlines()
-    assert len(listed) == 5 and listed[0].endswith("[done since: batch 0 is committed]")
-    assert "outcome: done since" in dlq("show", "test", "1").output
+    assert len(listed) == 5 and listed[0].endswith("[batch 0 is committed]")
+    assert "outcome: batch 0 is committed" in dlq("show", "test", "1").output
     assert dlq("drop", "test", "2").output == "2: nobody needs it any more\n"
     assert dlq("drop", "test", "7").output == "7: there is no dead letter 7\n"
     assert dlq("retry", "test", "--all").output == "no such dead letters\n"
     retried = dlq("retry", "test", "1")
-    assert retried.exit_code == 1 and retried.output.startswith("1: nothing is left to do: done")
+    assert retried.exit_code == 1 and retried.output.startswith("1: nothing is left to do: batch")
 
 
 CAUSE = "mine: ValueError: no template (slow_reward.py, line 7)"
 
 
 def about(number: int, batch: int, attempt: int = 0, kind: LetterKind = "failed") -> DeadLetter:
-    work = Work(batch=batch, group=0, first_sample=4, attempt=attempt)
+    work = Work(batch=batch, group=0, first_sample=4 * attempt, attempt=attempt)
     reason = CAUSE if kind == "unscored" else f"reward: {CAUSE}"
     return letter(number, kind=kind, reason=reason, work=work, at=0.0)
 
@@ -131,72 +123,49 @@ def retried(number: int) -> Settled:
     return Settled(letters=(number,), how="retried", by="ann")
 
 
-def shown(letters: LetterOutcomes, phase: str, committed: int = 3) -> list[Letter]:
-    now = RunProgress(committed, phase)
-    return [letter_view(each).model_dump() for each in letters.newest_first(now)]
+def shown(letters: Letters, phase: str, committed: int = 3) -> list[DeadLetterDetail]:
+    return [*letters.newest_first(RunProgress(committed, phase))]
 
 
-def advised(letters: LetterOutcomes, phase: str) -> list[str]:
-    return advice({"run": "demo", "phase": phase}, shown(letters, phase))
-
-
-def test_advice_names_the_commands_and_what_to_fix_first() -> None:
-    done, under_way = about(1, 2), about(2, 3)
-    fix = "first fix what makes slow_reward.py line 7 fail. "
-    steps, first = advised(outcomes(done, under_way), "running")
-    assert steps == (
-        "to fix what fails, and retry it: `digenrl pause demo --at-failure`, then `digenrl dlq "
-        "retry demo --all --resume`"
+def test_open_letters_are_summed_up_with_the_commands_that_help() -> None:
+    opened = shown(letters_of(about(1, 3), about(2, 4, kind="unscored")), "paused")
+    retry = "`digenrl dlq retry test --all --resume`"
+    [why, remedy] = summary(opened, run(phase="paused"))
+    assert why == f"     2  in scorer {CAUSE}"
+    assert remedy == f"fix the cause, then retry: {retry}"
+    assert advice(run()) == (
+        f"to fix the cause and retry: `digenrl pause test --at-failure`, then {retry}"
     )
-    assert first.startswith(fix)
-    assert advised(outcomes(done), "running") == [], "it fails no more"
-    now = done.model_copy(update={"at": time.time()})
-    assert advised(outcomes(now), "running") == [steps]
-    first, retry = advised(outcomes(done, under_way), "paused")
-    assert first.startswith(fix)
-    assert retry == "once it is fixed: `digenrl dlq retry demo --all --resume`"
-    assert advised(outcomes(under_way), "failed")[1] == retry.replace(" --resume", "")
-    [again] = advised(outcomes(done), "paused")
-    assert again.endswith("`digenrl pause demo --at-failure`, then `digenrl resume demo`")
-    refused = under_way.model_copy(update={"work": None, "kind": "refused"})
-    assert advised(outcomes(refused), "running")[0].endswith("`digenrl dlq drop demo --all`")
-    assert advised(outcomes(done), "") == []
+    assert "will be paused" in advice(run(pause_at_failure=True))
+    assert summary(opened, None) == [why] and summary([], run()) == []
 
 
-def test_the_newest_letter_of_a_piece_of_work_decides_for_all_of_it() -> None:
-    letters = outcomes(about(1, 3), about(2, 3, 1, kind="unscored"), about(3, 4))
-    states = [(each["state"], each["outcome"]) for each in shown(letters, "running")]
+def test_the_newest_letter_about_a_group_decides_for_all_of_it() -> None:
+    letters = letters_of(about(1, 3), about(2, 3, 1, kind="unscored"), about(3, 4))
+    states = [(each.state, each.outcome) for each in shown(letters, "running")]
     assert states == [
         ("open", "it is tried again by itself"), ("open", ""), ("over", "see letter 2"),
     ]  # fmt: skip
-    assert [each["number"] for each in shown(letters, "paused") if is_useful(each)] == [3, 2]
-    letters = outcomes(about(1, 3), about(2, 3, 1, kind="unscored"), retried(1))
-    oldest = shown(letters, "running", committed=4)[1]
-    assert (oldest["state"], oldest["outcome"]) == ("retried", "failed again: see letter 2")
-    assert line(oldest).endswith("line 7) [failed again: see letter 2]")
+    assert [each.outcome for each in shown(letters, "paused")] == ["", "", "see letter 2"]
+    letters = letters_of(about(1, 3), retried(1), about(2, 3, 1, kind="unscored"))
+    oldest = shown(letters, "running")[1]
+    assert (oldest.state, oldest.outcome) == ("retried", "see letter 2")
+    assert line(oldest).endswith("line 7) [see letter 2]")
 
 
 def test_what_was_retried_is_done_once_its_batch_is_committed() -> None:
-    letters = outcomes(about(4, 3), about(5, 2, kind="unscored"), retried(4))
-    unscored, again = shown(letters, "running")
-    assert again["outcome"] == "being done again"
-    assert unscored["outcome"] == "batch 2 was trained without these samples"
+    letters = letters_of(about(4, 3), about(5, 2, kind="unscored"), retried(4))
+    outcomes = [each.outcome for each in shown(letters, "running")]
+    assert outcomes == ["batch 2 is committed", "being done again"]
     [_, again] = shown(letters, "running", committed=4)
-    assert again["outcome"] == "done since: batch 3 is committed"
-
-
-def test_letters_of_one_cause_are_one_reason_whoever_gave_up() -> None:
-    found = shown(outcomes(about(1, 3), about(2, 2, kind="unscored"), about(3, 3, 1)), "paused")
-    assert reasons(found) == [f"     3  newest 3: in scorer {CAUSE}"]
+    assert (again.state, again.outcome) == ("retried", "batch 3 is committed")
 
 
 def test_a_letter_shows_its_message() -> None:
     slot = FragmentSlot(batch=3, group=0, first_sample=4, attempt=0)
     message = encode(FragmentFailed(slot=slot, stage="reward", reason=CAUSE, worker=None))
-    [found] = shown(
-        outcomes(about(1, 3).model_copy(update={"data": base64.b64encode(message).decode()})),
-        "paused",
-    )
+    data = base64.b64encode(message).decode()
+    [found] = shown(letters_of(about(1, 3, 1).model_copy(update={"data": data})), "paused")
     lines = detail(found)
     assert "work: step 4 (batch 3), group 0, from sample 4 on" in lines
     assert "kind: attempt failed" in lines
@@ -212,7 +181,7 @@ def test_the_address_of_a_run_is_in_its_folder(tmp_path: Path) -> None:
     write_address(tmp_path, "http://127.0.0.1:1")
     assert last_address(tmp_path) == "http://127.0.0.1:1"
     with pytest.raises(UserError, match="does not answer"):
-        commands.newest_first(CheckedClient.at(last_address(tmp_path)))
+        commands.all_letters(CheckedClient.at(last_address(tmp_path)), "open")
 
 
 def test_a_pause_at_a_failure_is_waited_for() -> None:
