@@ -20,6 +20,7 @@ from digenrl.commands.follow import follow
 from digenrl.commands.gc import gc
 from digenrl.commands.generate import generate
 from digenrl.commands.history import audit, samples, versions
+from digenrl.commands.host import host
 from digenrl.commands.keys import keys
 from digenrl.commands.logs import logs
 from digenrl.commands.model import model
@@ -47,7 +48,7 @@ EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 
 TASKS = {
-    "Run": ("up", "reproduce", "serve", "serve-scorer", "brokers"),
+    "Run": ("up", "reproduce", "serve", "serve-scorer", "brokers", "host"),
     "Look at runs": (
         "runs", "status", "watch", "view", "logs", "workers", "versions", "samples", "audit",
     ),
@@ -89,7 +90,21 @@ app = typer.Typer(
     rich_markup_mode=None,  # importing rich takes longer than everything else together
 )
 app.command("profile")(profile)
-of_runs = (doctor, status, watch, view, logs, report, export, follow, evaluate, gc, repair, brokers)
+of_runs = (
+    doctor,
+    status,
+    watch,
+    view,
+    logs,
+    report,
+    export,
+    follow,
+    evaluate,
+    gc,
+    repair,
+    brokers,
+    host,
+)
 now_and_before = (runs, workers, tag, versions, samples, audit)
 own = (serve_scorer, rewards, families)
 for command in (*of_runs, *now_and_before, *own, push):

@@ -32,7 +32,7 @@ from digenrl.local.running.command_lines import (
 from digenrl.local.running.display import Display, make_console
 from digenrl.local.running.evaluation import LocalEvaluation
 from digenrl.local.runs import Run, RunProgress, noted_store, read_progress, write_address
-from digenrl.planning.entries import EVALUATOR
+from digenrl.planning.entries import EVALUATOR, Processes
 from digenrl.reading.wording import cause
 from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView, WorkerView
@@ -218,7 +218,9 @@ async def _start_and_watch(
     await supervisor.start(
         page_program(local, urlsplit(page.url).port or 0, page.ready), wait=False
     )
-    for program in worker_programs(local, api.ready):
+    processes = Processes.of_run(local.recipe)
+    workers = (local.recipe, processes, local.keys, local.gpus.environments, api.ready)
+    for program in worker_programs(*workers):
         await supervisor.start(program, wait=False)
     await asyncio.gather(
         supervisor.start(scheduler_program(local, api.ready)), _show_link(page, display)

@@ -1,7 +1,7 @@
 """The processes of a run on one host, as entries of its ledger."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from digenrl.planning.ledger import CONTEXT_GIB, Card, CardShare, Ledger, Policy, share_out
 from digenrl.planning.recipes import model_use
@@ -13,55 +13,112 @@ from services.scheduler.costs.capacity import TARGET_ROWS
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.sizes import Memory
 from services.scheduler.sim.steady import steady_fragment_size
+from shared.errors import UserError
+from shared.messages.rights import Role
 from shared.recipe.recipe import Recipe
 from shared.recipe.rewards import ScorerTable
 
 EVALUATOR = "evaluator"
+POLICY_ROLES: tuple[Role, ...] = ("trainer", "rollout")
+"""Roles that hold the network, and a GPU to themselves."""
+OTHER_ROLES: tuple[Role, ...] = ("reward", "encoder")
 
 
-def make_ledger(recipe: Recipe, cards: Sequence[Card], profile: Profile | None) -> Ledger | None:
-    """Return where the processes of `digenrl up` run; None if cards are too few for the policies.
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """Counts the processes of a run on one host."""
+
+    counts: Mapping[Role, int]
+    """Workers of each role; of trainers the members, each a process or a shard group."""
+    has_evaluator: bool = False
+
+    @classmethod
+    def of_run(cls, recipe: Recipe) -> "Processes":
+        """Return all processes of a run, as `digenrl up` starts them."""
+        trainer = recipe.trainer
+        counts: dict[Role, int] = {
+            "rollout": recipe.rollout.workers,
+            "encoder": recipe.encoder.workers,
+            "reward": recipe.reward.workers,
+            "trainer": trainer.devices // trainer.shard_devices,
+        }
+        return cls(counts, has_evaluator=recipe.evaluation.every is not None)
+
+    def names(self, role: Role) -> list[str]:
+        return [f"{role}-{number}" for number in range(self.counts.get(role, 0))]
+
+    @property
+    def workers(self) -> list[str]:
+        return [name for role in self.counts for name in self.names(role)]
+
+
+def host_processes(recipe: Recipe, roles: Collection[Role], num_cards: int) -> Processes:
+    """Return the processes of a host among others: one per GPU that trains or generates, on a CPU
+    one of each role. Where a host does both, its first GPUs train; all do if rollout.workers is 0.
+
+    Raises:
+        UserError: if this host cannot do any of it.
+    """
+    on_cpu, ranks = recipe.model.device == "cpu", recipe.trainer.shard_devices
+    trains = "trainer" in roles
+    generates = "rollout" in roles and not (trains and recipe.rollout.workers == 0)
+    counts = {role: getattr(recipe, role).workers for role in OTHER_ROLES if role in roles}
+    if trains or generates:
+        devices = (trains + generates) * ranks if on_cpu else num_cards
+        counts |= _policy_counts(recipe, devices, trains=trains, generates=generates)
+    if not any(counts.values()):
+        raise UserError(
+            f"--roles: the recipe has no work for {', '.join(roles)}; encoder.workers is "
+            f"{recipe.encoder.workers}"
+        )
+    return Processes(counts)
+
+
+def _policy_counts(
+    recipe: Recipe, devices: int, *, trains: bool, generates: bool
+) -> dict[Role, int]:
+    """Raises UserError if the devices are too few."""
+    ranks = recipe.trainer.shard_devices
+    least = ranks * trains + generates
+    if devices < least:
+        raise UserError(
+            f"--roles, --gpus: {least} GPUs needed on this host "
+            f"({ranks} for a member{', 1 to generate' * generates}), {devices or 'none'} found"
+            if trains
+            else "--gpus: this host has no GPU, and model.device is not cpu"
+        )
+    most = recipe.trainer.devices // ranks if generates else devices // ranks
+    members = min(most, (devices - generates) // ranks) if trains else 0
+    return {"trainer": members, "rollout": devices - members * ranks if generates else 0}
+
+
+def make_ledger(
+    recipe: Recipe, cards: Sequence[Card], profile: Profile | None, processes: Processes
+) -> Ledger | None:
+    """Return where the processes of a host run; None if cards are too few for the policies.
 
     Args:
         profile: costs of the recipe's model; without its table of memory nothing is shared.
     """
     memory = None if profile is None else profile.memory
-    if profile is None or memory is None:
-        return share_out(cards, make_policies(recipe, None), make_shares(recipe, None))
-    use = model_use(recipe, profile, fragment=steady_fragment_size(recipe))
-    held = memory, use
-    return share_out(cards, make_policies(recipe, held), make_shares(recipe, held))
+    held = None
+    if profile is not None and memory is not None:
+        held = memory, model_use(recipe, profile, fragment=steady_fragment_size(recipe))
+    policies = make_policies(recipe, held, processes)
+    return share_out(cards, policies, make_shares(recipe, held, processes))
 
 
 HeldMemory = tuple[Memory, ModelUse]
 
 
-def trainer_names(recipe: Recipe) -> list[str]:
-    """Return the names of the members: a process, or a shard group, each."""
-    trainer = recipe.trainer
-    return [f"trainer-{each}" for each in range(trainer.devices // trainer.shard_devices)]
-
-
-def reward_names(recipe: Recipe) -> list[str]:
-    return [f"reward-{number}" for number in range(recipe.reward.workers)]
-
-
-def encoder_names(recipe: Recipe) -> list[str]:
-    return [f"encoder-{number}" for number in range(recipe.encoder.workers)]
-
-
-def rollout_names(recipe: Recipe) -> list[str]:
-    return [f"rollout-{number}" for number in range(recipe.rollout.workers)]
-
-
-def make_policies(recipe: Recipe, held: HeldMemory | None) -> list[Policy]:
+def make_policies(recipe: Recipe, held: HeldMemory | None, processes: Processes) -> list[Policy]:
     """Return members and rollout workers, with their share of a card if ``held`` has it."""
     ranks = recipe.trainer.shard_devices
     least, wanted = _member_gib(recipe, held)
     rollout = None if held is None else CONTEXT_GIB + rollout_needs(*held).total
     return [
-        *(Policy(name, least, wanted, ranks) for name in trainer_names(recipe)),
-        *(Policy(name, rollout, rollout) for name in rollout_names(recipe)),
+        *(Policy(name, least, wanted, ranks) for name in processes.names("trainer")),
+        *(Policy(name, rollout, rollout) for name in processes.names("rollout")),
     ]
 
 
@@ -75,12 +132,17 @@ def _member_gib(recipe: Recipe, held: HeldMemory | None) -> tuple[float, float] 
     return CONTEXT_GIB + needs(memory, use).total, CONTEXT_GIB + wanted
 
 
-def make_shares(recipe: Recipe, held: HeldMemory | None) -> list[CardShare]:
+def make_shares(recipe: Recipe, held: HeldMemory | None, processes: Processes) -> list[CardShare]:
     """Return the processes that may share a card, in the order in which they are placed."""
-    return [*_rewards(recipe), *_encoders(recipe, held), *_evaluator(recipe, held)]
+    evaluator = _evaluator(recipe, held) if processes.has_evaluator else []
+    return [
+        *_rewards(recipe, processes.names("reward")),
+        *_encoders(recipe, held, processes.names("encoder")),
+        *evaluator,
+    ]
 
 
-def _rewards(recipe: Recipe) -> list[CardShare]:
+def _rewards(recipe: Recipe, names: Sequence[str]) -> list[CardShare]:
     table = recipe.reward
     if not any(may_load_a_network(scorer.type) for scorer in table.scorers):
         return []
@@ -89,7 +151,7 @@ def _rewards(recipe: Recipe) -> list[CardShare]:
     gib = _networks_gib(table.scorers)
     return [
         CardShare(name, None if gib is None else CONTEXT_GIB + WORK_GIB + gib, seconds)
-        for name in reward_names(recipe)
+        for name in names
     ]
 
 
@@ -105,19 +167,17 @@ def _networks_gib(scorers: Sequence[ScorerTable]) -> float | None:
     return total
 
 
-def _encoders(recipe: Recipe, held: HeldMemory | None) -> list[CardShare]:
+def _encoders(recipe: Recipe, held: HeldMemory | None, names: Sequence[str]) -> list[CardShare]:
     if recipe.encoder.device is not None:
         return []
     gib = None if held is None else CONTEXT_GIB + WORK_GIB + encoder_needs(*held).total
-    return [CardShare(name, gib) for name in encoder_names(recipe)]
+    return [CardShare(name, gib) for name in names]
 
 
 def _evaluator(recipe: Recipe, held: HeldMemory | None) -> list[CardShare]:
     """Return the evaluator: it encodes before it loads the network, on the CPU if it streams the
     network, and then judges as well."""
     judges = _networks_gib((*recipe.reward.scorers, *recipe.evaluation.scorers))
-    if recipe.evaluation.every is None:
-        return []
     if held is None or judges is None:
         return [CardShare(EVALUATOR, None)]
     memory, use = held

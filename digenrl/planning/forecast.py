@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from digenrl.planning.encoding import encoding_line
-from digenrl.planning.entries import make_ledger
+from digenrl.planning.entries import Processes, make_ledger
 from digenrl.planning.hosts import (
     Hosts,
     add_kinds,
@@ -283,7 +283,7 @@ def _scoring(recipe: Recipe, costs: Profile, hosts: Hosts) -> Scoring | None:
         for host, kind, gpus in hosts.named()
         for number in range(gpus)
     ]
-    ledger = make_ledger(recipe, cards, costs)
+    ledger = make_ledger(recipe, cards, costs, Processes.of_run(recipe))
     return None if ledger is None else score_costs(recipe, costs, ledger)
 
 

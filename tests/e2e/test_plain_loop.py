@@ -18,7 +18,7 @@ from torch import Tensor
 from digenrl.local.processes.starter import STARTER_VARIABLE
 from digenrl.local.runs import find_run
 from digenrl.local.store import run_store
-from digenrl.planning.entries import trainer_names
+from digenrl.planning.entries import Processes
 from shared.diffusion.weights.shards import whole_tensors
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe, load_recipe, override
@@ -116,7 +116,7 @@ def finished(start_run: StartRun, recipe: Recipe, path: Path, cards: list[str]) 
     stored."""
     path.write_text(recipe.model_dump_json())
     run = start_run("--steps", str(STEPS), recipe=path)
-    members = {*trainer_names(recipe), *cards}
+    members = {*Processes.of_run(recipe).names("trainer"), *cards}
     if len(members) > 1:  # all of them take part before the run goes far
         run.wait_for(lambda view: view["phase"] == "running")
         run.post("/v1/run/pause").raise_for_status()

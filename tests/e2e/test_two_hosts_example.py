@@ -1,7 +1,4 @@
-"""`examples/two-hosts` makes a run on two hosts, from nothing but a checkout.
-
-Paths are relative, as people type them, and `sh` is Debian's dash where there is one.
-"""
+"""`digenrl host` makes a run on two hosts, from nothing but a checkout."""
 
 import os
 import re
@@ -19,7 +16,6 @@ import pytest
 from bench.spread.network import Host, network, why_not
 from tests.paths import DEMO, ROOT
 
-EXAMPLE = ROOT / "examples" / "two-hosts"
 PATIENCE_S = 240.0
 DIGENRL = [sys.executable, "-m", "digenrl"]
 
@@ -28,13 +24,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.run]
 
 @contextmanager
 def running(
-    host: Host, script: Path, folder: Path, log: Path, variables: dict[str, str]
+    host: Host, command: list[str], folder: Path, log: Path, variables: dict[str, str] | None = None
 ) -> Iterator["subprocess.Popen[bytes]"]:
     with log.open("wb") as output:
         process = subprocess.Popen(
-            host.command([shutil.which("dash") or "sh", str(script)]), cwd=folder,
+            host.command(command), cwd=folder,
             stdout=output, stderr=output, start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "VENV": str(venv()), **variables},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(variables or {})},
         )  # fmt: skip
     try:
         yield process
@@ -48,8 +44,12 @@ def running(
             process.wait()
 
 
-def venv() -> Path:
-    return Path(sys.prefix)
+def leads(host: Host, recipe: str) -> list[str]:
+    """The command line of a run's first host."""
+    return [
+        *DIGENRL, "host", "--at", host.address, "--recipe", recipe, "--run", "two-hosts",
+        "--keys", "runs/two-hosts/keys", "--roles", "trainer,reward", "--until", "finished",
+    ]  # fmt: skip
 
 
 def test_a_run_on_two_hosts_needs_one_command_on_each_and_leaves_a_run_like_any_other(
@@ -62,32 +62,29 @@ def test_a_run_on_two_hosts_needs_one_command_on_each_and_leaves_a_run_like_any_
     there = tmp_path / "there"
     there.mkdir()
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("DIGENRL_MODELS", str(ROOT / "models"))
     first_log, second_log = tmp_path / "first.log", tmp_path / "second.log"
-    with network(2, None) as (first, second):
-        of_first = {"ADDRESS": first.address, "RECIPE": "small.toml", "DATA": "runs/two-hosts"}
-        with running(first, EXAMPLE / "first-host.sh", tmp_path, first_log, of_first) as one:
-            settings = tmp_path / "runs" / "two-hosts" / "hosts.env"
-            wait_for(settings, one, first_log)
-            assert settings.stat().st_mode & 0o077 == 0
-            hosts_env = Path(shutil.copy(settings, there)).read_text()
-            link = until_said(r"ten minutes: (http://127\.0\.0\.1:8001/\S+)", one, first_log)
-            assert "<title>two-hosts - overview" in done(first.command(opens(link)), tmp_path)
-            status = first.command([*DIGENRL, "status", "two-hosts"])
-            until_status(status, tmp_path, "waiting for a worker of: rollout")
-            of_second = {
-                "SETTINGS": "hosts.env", "ADDRESS": second.address, "WORKERS": "2",
-                "XDG_CACHE_HOME": str(tmp_path / "cache"),
-            }  # fmt: skip
-            with running(second, EXAMPLE / "second-host.sh", there, second_log, of_second) as other:
-                assert ended(other, second_log) == 0
-            assert ended(one, first_log) == 0
+    with (
+        network(2, None) as (first, second),
+        running(first, leads(first, "small.toml"), tmp_path, first_log) as one,
+    ):
+        keys = tmp_path / "runs" / "two-hosts" / "keys"
+        wait_for(keys / "hosts.env", one, first_log)
+        hosts_env = Path(shutil.copy(keys / "hosts.env", there)).read_text()
+        shutil.copytree(keys / "rollout", there / "rollout")
+        status = first.command([*DIGENRL, "status", "two-hosts"])
+        until_status(status, tmp_path, "waiting for a worker of: rollout")
+        command = [*DIGENRL, "host", "--keys", ".", "--until", "finished", "--logs", "logs"]
+        of_second = {
+            "DIGENRL_SHARE_AT": f"{second.address}:7800",
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        }
+        with running(second, command, there, second_log, of_second) as other:
+            assert ended(other, second_log) == 0
+        assert ended(one, first_log) == 0
     assert "BEGIN CERTIFICATE" in hosts_env and f"https://{first.address}" in hosts_env
-    said = first_log.read_text()
-    assert f"https://{first.address}:8000" in said
-    assert re.search(r"training reward.* [+-]0?\.\d{3}", said.rpartition("evaluating")[2])
-    assert "digenrl view two-hosts" in said.rpartition("evaluating")[2]
     logs = second_log.read_text()
-    assert logs.count('"event": "run_finished"') == 2
+    assert logs.count('"event": "run_finished"') == 1
     assert '"event": "sharing"' in logs and "host_cache_unusable" not in logs
     assert list((tmp_path / "cache" / "digenrl").glob("*/" + "[0-9a-f]" * 64))
     check_commands(tmp_path)
@@ -99,10 +96,11 @@ def test_a_recipe_that_is_refused_ends_the_first_host_with_its_reason(tmp_path: 
         pytest.skip(reason)
     (tmp_path / "wrong.toml").write_text("[run]\nsteps = 0\n")
     log = tmp_path / "first.log"
-    with network(1, None) as [first]:
-        given = {"ADDRESS": first.address, "RECIPE": "wrong.toml", "DATA": "data", "TLS": "0"}
-        with running(first, EXAMPLE / "first-host.sh", tmp_path, log, given) as one:
-            assert ended(one, log) == 2
+    with (
+        network(1, None) as [first],
+        running(first, leads(first, "wrong.toml"), tmp_path, log) as one,
+    ):
+        assert ended(one, log) == 2
     assert "run.steps" in log.read_text()
 
 
@@ -135,14 +133,6 @@ def done(command: list[str], folder: Path) -> str:
     return ran.stdout
 
 
-def until_said(pattern: str, process: "subprocess.Popen[bytes]", log: Path) -> str:
-    deadline = time.monotonic() + PATIENCE_S
-    while (found := re.search(pattern, log.read_text())) is None:
-        assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-2000:]
-        time.sleep(0.1)
-    return found[1]
-
-
 def until_status(command: list[str], folder: Path, wanted: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while wanted not in (said := subprocess.run(
@@ -150,23 +140,6 @@ def until_status(command: list[str], folder: Path, wanted: str) -> None:
     ).stdout):  # fmt: skip
         assert time.monotonic() < deadline, said
         time.sleep(1)
-
-
-def test_a_run_without_encryption_says_so(tmp_path: Path) -> None:
-    for name in ("dirname", "sh", "rm"):
-        (tmp_path / name).symlink_to(str(shutil.which(name)))
-    (tmp_path / "bin").mkdir()
-    fails = tmp_path / "bin" / "digenrl"
-    fails.write_text("#!/bin/sh\nexit 1\n")
-    fails.chmod(0o755)
-    environment = {
-        "PATH": str(tmp_path), "VENV": str(tmp_path), "ADDRESS": "127.0.0.1", "TLS": "0",
-        "DATA": str(tmp_path / "data"),
-    }  # fmt: skip
-    done = subprocess.run(
-        [str(EXAMPLE / "first-host.sh")], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode != 0 and "TLS=0: nothing is encrypted" in done.stderr
 
 
 def smaller(recipe: str) -> str:

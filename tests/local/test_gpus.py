@@ -1,18 +1,17 @@
 """Each process of a local run has a GPU of its own, as far as there are any."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from digenrl.follow.steps import MetricTargets
 from digenrl.local.checking import preflight
-from digenrl.local.checking.preflight import LocalRun
 from digenrl.local.processes.assignment import Assignment, assign_gpus
 from digenrl.local.processes.gpus import parse_nvidia_smi, visible_cards, visible_gpus
 from digenrl.local.running.command_lines import worker_programs
 from digenrl.local.secrets.keys import Keys
-from digenrl.local.secrets.tokens import Tokens
+from digenrl.planning.entries import Processes
 from digenrl.planning.ledger import Card
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe, load_recipe, override
@@ -49,16 +48,19 @@ async def ready() -> bool:
 
 def environments(recipe: Recipe, gpus: list[str], folder: Path) -> dict[str, str]:
     """CUDA_VISIBLE_DEVICES of each worker that `digenrl up` would start."""
-    with (folder / "lock").open("w") as lock:
-        local = LocalRun(
-            recipe=recipe, folder=folder, api_port=1, keys=Keys(folder), tokens=Tokens(folder),
-            resumed=False, targets=MetricTargets(), again="",
-            gpus=assign_gpus(recipe, cards(*gpus)), lock=lock,
-        )  # fmt: skip
-        return {
-            program.name: program.environment["CUDA_VISIBLE_DEVICES"]
-            for program in worker_programs(local, ready)
-        }
+    processes = Processes.of_run(recipe)
+    assignment = assign(recipe, cards(*gpus))
+    return {
+        program.name: program.environment["CUDA_VISIBLE_DEVICES"]
+        for program in worker_programs(
+            recipe, processes, Keys(folder), assignment.environments, ready
+        )
+    }
+
+
+def assign(recipe: Recipe, of: Sequence[Card]) -> Assignment:
+    """GPUs of `digenrl up`."""
+    return assign_gpus(recipe, of, Processes.of_run(recipe))
 
 
 @pytest.mark.parametrize("name", [f"{model}{size}" for model in MODELS for size in STATED])
@@ -76,15 +78,15 @@ def test_a_shipped_recipe_fills_the_gpus_that_it_states(name: str, tmp_path: Pat
 
 
 def test_the_demo_leaves_gpus_alone() -> None:
-    assert set(shown(assign_gpus(recipe_of("digits"), cards(*numbers(8)))).values()) == {""}
-    assert set(shown(assign_gpus(recipe_of("digits-nft"), ())).values()) == {""}
+    assert set(shown(assign(recipe_of("digits"), cards(*numbers(8)))).values()) == {""}
+    assert set(shown(assign(recipe_of("digits-nft"), ())).values()) == {""}
 
 
 def test_names_are_passed_on_as_they_are() -> None:
     recipe = recipe_of(
         "sd35-medium", trainer__devices=2, rollout__workers=1, schedule__mode="disaggregated"
     )
-    found = shown(assign_gpus(recipe, cards("GPU-a", "GPU-b", "GPU-c")))
+    found = shown(assign(recipe, cards("GPU-a", "GPU-b", "GPU-c")))
     given = found["trainer-0"], found["trainer-1"], found["rollout-0"]
     assert given == ("GPU-a", "GPU-b", "GPU-c")
     assert found["report"] == "GPU-a", "the others have ended by then"
@@ -109,7 +111,7 @@ def test_reward_networks_and_the_evaluator_take_what_is_left(
         "sd35-medium", trainer__devices=1, rollout__workers=1, reward__workers=2,
         reward__scorers=NETWORK, evaluation__every=5,
     )  # fmt: skip
-    assignment = assign_gpus(recipe, cards(*numbers(count)))
+    assignment = assign(recipe, cards(*numbers(count)))
     found = shown(assignment)
     assert [found["reward-0"], found["reward-1"]] == rewards
     assert (found["evaluator"], assignment.evaluates_at_end) == (evaluator, at_end)
@@ -131,7 +133,7 @@ def test_encoders_take_what_is_left_or_run_on_the_cpu_with_a_warning(
         "sd35-medium", trainer__devices=1, rollout__workers=1, encoder__workers=2,
         evaluation__every=5,
     )  # fmt: skip
-    assignment = assign_gpus(recipe, cards(*numbers(count)))
+    assignment = assign(recipe, cards(*numbers(count)))
     found = shown(assignment)
     assert [found["encoder-0"], found["encoder-1"]] == encoders
     assert (found["evaluator"], assignment.evaluates_at_end) == (evaluator, at_end)
@@ -148,7 +150,7 @@ def test_networks_of_rewards_share_the_gpus_of_members_where_they_fit(
         "flux1-dev" if gib > 79 else "sd35-medium", reward__scorers=NETWORK, reward__workers=2,
         evaluation__every=5,
     )  # fmt: skip
-    assignment = assign_gpus(recipe, cards(*numbers(8), gib=gib))
+    assignment = assign(recipe, cards(*numbers(8), gib=gib))
     found = shown(assignment)
     assert [found["reward-0"], found["reward-1"]] == (["0", "1"] if shares else ["", ""])
     left = assignment.environments["trainer-0"].get("DIGENRL_MEMORY_GIB")
@@ -160,7 +162,7 @@ def test_networks_of_rewards_share_the_gpus_of_members_where_they_fit(
 
 def test_an_evaluator_streams_the_network_where_it_does_not_fit_whole() -> None:
     recipe = recipe_of("qwen-image", evaluation__every=5, encoder__workers=1)
-    assignment = assign_gpus(recipe, cards(*numbers(8), gib=79.6))
+    assignment = assign(recipe, cards(*numbers(8), gib=79.6))
     evaluator = assignment.environments["evaluator"]
     assert evaluator.get("DIGENRL_ROLLOUT_MEMORY") == "streamed"
     assert not assignment.evaluates_at_end
@@ -172,7 +174,7 @@ def test_encoders_that_are_to_run_on_the_cpu_take_no_gpu_and_need_no_warning() -
         "sd35-medium", trainer__devices=1, rollout__workers=1, encoder__workers=1,
         encoder__device="cpu", evaluation__every=5,
     )  # fmt: skip
-    assignment = assign_gpus(recipe, cards(*numbers(3)))
+    assignment = assign(recipe, cards(*numbers(3)))
     assert (shown(assignment)["encoder-0"], assignment.warnings) == ("", ())
     assert shown(assignment)["evaluator"] == "2"
 
@@ -189,7 +191,7 @@ def test_too_few_are_refused_in_one_line_with_the_remedies(count: int, said: str
         "sd35-medium", trainer__devices=4, rollout__workers=4, schedule__mode="disaggregated"
     )
     with pytest.raises(UserError) as raised:
-        assign_gpus(recipe, cards(*numbers(count)))
+        assign(recipe, cards(*numbers(count)))
     line = str(raised.value)
     assert line.startswith("trainer.devices, rollout.workers: ") and "\n" not in line
     assert said in line and 'set model.device = "cpu"' in line and "CUDA_VISIBLE_DEVICES" in line

@@ -2,6 +2,7 @@
 
 <role>/               DIGENRL_SECRETS_DIR of a service of that role, which needs no other folder
 view/                 DIGENRL_SECRETS_DIR of the run's page, with an operator's token
+hosts.env             what all hosts share, which `digenrl host` reads
 api_tokens.json       DIGENRL_API_TOKENS of every service; viewer.token, operator.token ...
 brokers/nats/         nats.conf of nats-server
 brokers/redis/        redis.conf of Redis; its users also alone, as users.acl, for an aclfile
@@ -56,7 +57,7 @@ def make_deployment(folder: Path, places: BrokerAddresses, runs: Collection[str]
     brokers = folder / "brokers"
     brokers.mkdir(mode=0o700, exist_ok=True)
     at_nats = _certificate(authority, brokers / "nats", places.nats)
-    _write_services(keys, tokens, places, authority)
+    _write_services(keys, tokens, places, authority, runs)
     _write_nats(brokers / "nats", keys, places.nats, at_nats)
     at_redis = _certificate(authority, brokers / "redis", places.redis)
     _write_redis(brokers / "redis", keys, places.redis, at_redis)
@@ -78,8 +79,9 @@ def make_deployment(folder: Path, places: BrokerAddresses, runs: Collection[str]
 
 
 def _write_services(
-    keys: Keys, tokens: Tokens, places: BrokerAddresses, authority: Authority | None
-) -> None:
+    keys: Keys, tokens: Tokens, places: BrokerAddresses, authority: Authority | None,
+    runs: Collection[str],
+) -> None:  # fmt: skip
     """Write what services of each role read; a client has a viewer's token as well, and the page an
     operator's, for what operators ask of it."""
     shared = {
@@ -87,6 +89,8 @@ def _write_services(
         "DIGENRL_S3_ENDPOINT": places.s3_address,
         **({} if authority is None else {"DIGENRL_CA": authority.pem}),
     }
+    if runs:
+        keys.write_settings({**shared, "DIGENRL_RUN": next(iter(runs))})
     is_encrypted = authority is not None
     settings = broker_secrets(keys, nats=places.nats, redis=places.redis, is_encrypted=is_encrypted)
     keys.write({role: {**secrets, **shared} for role, secrets in settings.items()})

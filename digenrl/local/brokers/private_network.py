@@ -3,9 +3,8 @@
 import asyncio
 import contextlib
 import ipaddress
-import shlex
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,12 @@ from digenrl.local.brokers.seaweedfs import OWNER, Server
 from digenrl.local.processes.supervisor import Supervisor
 from digenrl.local.runs import RECIPE_JSON, RunProgress, noted_store
 from digenrl.local.secrets.certificates import authority_in
-from digenrl.local.secrets.keys import load_keys
-from digenrl.local.secrets.tokens import KEYS, load_tokens, write_secret
+from digenrl.local.secrets.keys import Keys, load_keys
+from digenrl.local.secrets.tokens import load_tokens
 from digenrl.local.secrets.tunnel import tunnel
 from shared.errors import DigenRLError, UserError
-from shared.messages.rights import WORKERS
 from shared.store import ObjectStore, open_store
 
-SETTINGS = "hosts.env"
-HOST_FILE = "here.env"
 PROGRESS_POLL_S = 2.0
 """Seconds between two looks at how far the run is."""
 HOST_VARIABLES = ("DIGENRL_HOST_CACHE", "DIGENRL_STORE_FOLDER")
@@ -33,12 +29,31 @@ HOST_VARIABLES = ("DIGENRL_HOST_CACHE", "DIGENRL_STORE_FOLDER")
 async def run_brokers(
     at: str, data: Path, ports: Ports, runs: Collection[str], *, is_encrypted: bool = False
 ) -> None:
-    """Run NATS, Valkey and SeaweedFS until SIGINT or SIGTERM, with TLS on request. Commands of this
-    host find the first of the runs in the folder, as one of `digenrl up`.
+    """Run the brokers until SIGINT or SIGTERM.
+
+    Raises:
+        UserError: as `private_network` does.
+        ChildFailed: if a broker keeps failing.
+    """
+    ended = asyncio.Event()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(signum, ended.set)
+    async with private_network(at, data, ports, runs, is_encrypted=is_encrypted) as supervisor:
+        waits = asyncio.create_task(ended.wait())
+        awaited: set[asyncio.Future[Any]] = {waits, supervisor.failed}
+        done, _ = await asyncio.wait(awaited, return_when="FIRST_COMPLETED")
+        done.pop().result()
+
+
+@contextlib.asynccontextmanager
+async def private_network(
+    at: str, data: Path, ports: Ports, runs: Collection[str], *, is_encrypted: bool = False
+) -> AsyncIterator[Supervisor]:
+    """Run NATS, Valkey and SeaweedFS, with TLS on request, and yield their supervisor. Commands of
+    this host find the first of the runs in the folder, as one of `digenrl up`.
 
     Raises:
         UserError: if ``at`` is no address of this machine that others can use.
-        ChildFailed: if a broker keeps failing.
     """
     _check(at)
     data, run = _made(data), next(iter(runs))
@@ -49,37 +64,33 @@ async def run_brokers(
     if authority is not None:
         authority.certificate(keys.folder / "scheduler", [at])
     load_tokens(data)
-    supervisor, ended = Supervisor(data / "logs", {}), asyncio.Event()
-    stack = contextlib.AsyncExitStack()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signum, ended.set)
-    try:
+    supervisor = Supervisor(data / "logs", {})
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(supervisor.stop, [each.name for each in brokers.programs])
         await asyncio.gather(*(supervisor.start(program) for program in brokers.programs))
         if authority is not None:
             tls = authority.certificate(data / "tls", [at])
             await stack.enter_async_context(tunnel(at, ports.redis, brokers.redis_inner, tls))
         stack.enter_context(noted_store(data, brokers.environment | brokers.secrets["client"]))
-        file = _write_settings(data, brokers, run)
-        print(f"brokers answer at {at}; hosts that generate read {file}, which holds their secrets")  # noqa: T201
+        file = _write_settings(keys, brokers, run)
+        print(f"brokers answer at {at}; a host needs {file} and the folder of its role beside it")  # noqa: T201
         ca = None if authority is None else authority.pem
         store = open_store(Server(at, ports.s3, OWNER, keys.store, ca).settings)
-        noting: asyncio.Future[Any] = asyncio.ensure_future(_note_until(ended, data, store, run))
-        done, _ = await asyncio.wait({noting, supervisor.failed}, return_when="FIRST_COMPLETED")
-        noting.cancel()
-        done.pop().result()
-    finally:
-        await stack.aclose()
-        await supervisor.stop([program.name for program in brokers.programs])
+        noting = asyncio.create_task(_note_for_ever(data, store, run))
+        try:
+            yield supervisor
+        finally:
+            noting.cancel()
+            await asyncio.gather(noting, return_exceptions=True)
+            await _note(data, RunHistory(store, run))
 
 
-async def _note_until(ended: asyncio.Event, data: Path, store: ObjectStore, run: str) -> None:
+async def _note_for_ever(data: Path, store: ObjectStore, run: str) -> None:
     """Note a run's recipe and progress in its folder, where commands find them."""
     history = RunHistory(store, run)
-    while not ended.is_set():
+    while True:
         await _note(data, history)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(ended.wait(), PROGRESS_POLL_S)
-    await _note(data, RunHistory(store, run))  # the other may have looked a moment ago
+        await asyncio.sleep(PROGRESS_POLL_S)
 
 
 async def _note(data: Path, history: RunHistory) -> None:
@@ -110,24 +121,9 @@ def _check(at: str) -> None:
         )
 
 
-def _write_settings(data: Path, brokers: Brokers, run: str) -> Path:
-    """Write what services need, so that only this user can read it: for this host, where secrets
-    are in files of their own, and for hosts that generate, with the secrets of that role.
-
-    Returns the file for the other hosts, which is written last.
-    """
+def _write_settings(keys: Keys, brokers: Brokers, run: str) -> Path:
+    """Write what all hosts of the run share, without secrets. Return the file."""
     shared = {
         name: value for name, value in brokers.environment.items() if name not in HOST_VARIABLES
     }
-    shared["DIGENRL_RUN"] = run
-    write_secret(data / HOST_FILE, _exports(shared))
-    for role in WORKERS:
-        write_secret(data / KEYS / f"{role}.env", _exports(shared | brokers.secrets[role]))
-    file = data / SETTINGS
-    write_secret(file, _exports(shared | brokers.secrets["rollout"]))
-    return file
-
-
-def _exports(variables: Mapping[str, str]) -> str:
-    """Return lines for a shell."""
-    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+    return keys.write_settings({**shared, "DIGENRL_RUN": run})

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from email.utils import parsedate_to_datetime
@@ -97,7 +97,7 @@ def local_findings(runs: Path) -> Iterator[Finding]:
     yield _python()
     yield from _packages()
     yield from _variables(os.environ)
-    yield from _secrets(os.environ.get("DIGENRL_SECRETS_DIR"))
+    yield from secrets_findings(os.environ.get("DIGENRL_SECRETS_DIR"))
     yield _disk(runs)
     yield _memory()
     yield _files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -143,7 +143,7 @@ def _variables(environment: Mapping[str, str]) -> Iterator[Finding]:
     yield Finding("environment", "ok", f"{len(ours)} variables of DigenRL")
 
 
-def _secrets(folder: str | None) -> Iterator[Finding]:
+def secrets_findings(folder: str | None) -> Iterator[Finding]:
     if folder is None:
         return
     path = Path(folder)
@@ -247,11 +247,16 @@ def gpu_findings() -> list[Finding]:
         ]
     if find_spec("torch") is None:
         return [Finding("gpus", "ok", f"{len(gpus)}, not tried: torch is not installed")]
-    with ThreadPoolExecutor() as pool:
-        found = list(pool.map(_try_gpu, gpus))
+    found = try_gpus(gpus)
     if found[0].state == "ok":
         found.append(_try_gpu(gpus[0], TIME_LAUNCHES))
     return found
+
+
+def try_gpus(gpus: Sequence[str]) -> list[Finding]:
+    """Compute on each of these GPUs."""
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(_try_gpu, gpus))
 
 
 def _try_gpu(gpu: str, program: str = GPU_TRIAL_CODE) -> Finding:

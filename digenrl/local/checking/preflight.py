@@ -19,6 +19,7 @@ from digenrl.local.runs import lock_run, run_in_folder
 from digenrl.local.secrets.keys import Keys, load_keys
 from digenrl.local.secrets.tokens import Tokens, load_tokens
 from digenrl.local.start import FILES_JSON, RECORDS, command_with, decide_start, write_started
+from digenrl.planning.entries import Processes
 from shared.errors import Faults, UserError
 from shared.models.catalogue import (
     find_family,
@@ -147,7 +148,8 @@ def check_machine(recipe: Recipe, runs: Path, versions: int) -> Assignment:
     """
     faults, found = Faults(), Assignment({})
     with faults.collected():
-        found = assign_gpus(recipe, () if recipe.model.device == "cpu" else visible_cards())
+        cards = () if recipe.model.device == "cpu" else visible_cards()
+        found = assign_gpus(recipe, cards, Processes.of_run(recipe))
     with faults.collected():
         _check_space(runs, versions)
     faults.raise_any()

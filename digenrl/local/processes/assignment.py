@@ -5,15 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from digenrl.local.processes.gpus import VISIBLE
-from digenrl.planning.entries import (
-    EVALUATOR,
-    encoder_names,
-    make_ledger,
-    make_shares,
-    reward_names,
-    rollout_names,
-    trainer_names,
-)
+from digenrl.planning.entries import EVALUATOR, Processes, make_ledger, make_shares
 from digenrl.planning.ledger import Card, Ledger, ProcessPlacement
 from digenrl.planning.plan import with_weights
 from services.scheduler.costs.profile import Profile
@@ -39,21 +31,16 @@ class Assignment:
     """Whether the evaluator runs after the run, because no GPU has enough memory for it."""
 
 
-def assign_gpus(recipe: Recipe, cards: Sequence[Card]) -> Assignment:
-    """Assign cards to the processes of a run.
+def assign_gpus(recipe: Recipe, cards: Sequence[Card], processes: Processes) -> Assignment:
+    """Assign a host's cards to its processes.
 
     Raises:
         UserError: if the cards are too few for the processes that train and generate.
     """
-    names = (
-        *trainer_names(recipe),
-        *rollout_names(recipe),
-        *reward_names(recipe),
-        *encoder_names(recipe),
-    )
+    names = (*processes.workers, EVALUATOR, REPORT)
     if recipe.model.device == "cpu":
-        return Assignment({name: {VISIBLE: ""} for name in (*names, EVALUATOR, REPORT)})
-    ledger = make_ledger(recipe, cards, _costs(recipe))
+        return Assignment({name: {VISIBLE: ""} for name in names})
+    ledger = make_ledger(recipe, cards, _costs(recipe), processes)
     if ledger is None:
         raise _too_few(recipe, cards)
     evaluator = ledger.places.get(EVALUATOR, ProcessPlacement())
@@ -64,10 +51,10 @@ def assign_gpus(recipe: Recipe, cards: Sequence[Card]) -> Assignment:
             name: _environment(
                 name, {**ledger.places, **after_run}.get(name, ProcessPlacement()), ledger
             )
-            for name in (*names, EVALUATOR, REPORT)
+            for name in names
         },
-        warnings=tuple(_warnings(recipe, ledger)),
-        notes=tuple(_notes(recipe, ledger)),
+        warnings=tuple(_warnings(recipe, ledger, processes)),
+        notes=tuple(_notes(ledger, processes)),
         evaluates_at_end=not evaluator.cards,
     )
 
@@ -87,26 +74,26 @@ def _environment(name: str, place: ProcessPlacement, ledger: Ledger) -> dict[str
     return variables if limit_gib is None else {**variables, MEMORY: f"{limit_gib:.2f}"}
 
 
-def _sharing_processes(recipe: Recipe) -> dict[str, tuple[list[str], str]]:
+def _sharing_processes(processes: Processes) -> dict[str, tuple[list[str], str]]:
     """Return names and description of processes that may share cards, by their recipe key."""
     return {
-        "reward.workers": (reward_names(recipe), "the networks of the rewards"),
-        "encoder.workers": (encoder_names(recipe), "the encoders"),
+        "reward.workers": (processes.names("reward"), "the networks of the rewards"),
+        "encoder.workers": (processes.names("encoder"), "the encoders"),
         "evaluation.every": ([EVALUATOR], "the evaluator"),
     }
 
 
-def _warnings(recipe: Recipe, ledger: Ledger) -> Iterator[str]:
-    shares = {share.process for share in make_shares(recipe, None)}
-    for key, (names, description) in _sharing_processes(recipe).items():
+def _warnings(recipe: Recipe, ledger: Ledger, processes: Processes) -> Iterator[str]:
+    shares = {share.process for share in make_shares(recipe, None, processes)}
+    for key, (names, description) in _sharing_processes(processes).items():
         if any(name in shares and not ledger.places[name].cards for name in names):
             is_evaluator = key == "evaluation.every"
             consequence = "it starts after the run" if is_evaluator else "they run on the CPU"
             yield f"{key}: no GPU has enough memory for {description}; {consequence}"
 
 
-def _notes(recipe: Recipe, ledger: Ledger) -> Iterator[str]:
-    for names, description in _sharing_processes(recipe).values():
+def _notes(ledger: Ledger, processes: Processes) -> Iterator[str]:
+    for names, description in _sharing_processes(processes).values():
         places = [ledger.places.get(name, ProcessPlacement()) for name in names]
         shared = [card.name for place in places if place.policies_on_card for card in place.cards]
         policies = sorted({policy for place in places for policy in place.policies_on_card})

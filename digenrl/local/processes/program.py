@@ -44,6 +44,8 @@ class Program:
     """Clears away what it leaves outside its folder, once it has ended."""
     optional: bool = False
     """Whether the other processes continue if this one keeps failing."""
+    may_finish: bool = False
+    """Whether it has done its work if it ends with status 0, and is not started again."""
     reports_work: bool = False
     """Whether `Supervisor.record_work` receives its work. If so, only work resets the count of its
     deaths, and not the time that it lives: loading a model may take minutes."""

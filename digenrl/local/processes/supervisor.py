@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -37,7 +38,11 @@ log = structlog.get_logger()
 
 
 class ChildFailed(DigenRLError):
-    """Raised when a child keeps failing."""
+    """Raised when a child keeps failing, or will never succeed."""
+
+
+class ChildRefused(ChildFailed):
+    """Raised when a child ends because of its settings, or of its host: with status 2."""
 
 
 @dataclass(slots=True)
@@ -102,6 +107,18 @@ class Supervisor:
         for child in wanted:
             self.children.pop(child.program.name, None)
 
+    async def finished(self) -> None:
+        """Wait until all children have ended by themselves.
+
+        Raises:
+            ChildFailed: if one keeps failing.
+        """
+        ends = asyncio.gather(*(child.keeper for child in self.children.values() if child.keeper))
+        awaited: set[asyncio.Future[Any]] = {ends, self.failed}
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        if self.failed.done():
+            self.failed.result()
+
     def restart(self, name: str) -> None:
         """End a child, which is then restarted like one that has died."""
         _signal(self.children[name], signal.SIGTERM)
@@ -165,7 +182,7 @@ class Supervisor:
             began, known = time.monotonic(), child.log_path.stat().st_size
             status = await (await self._spawn(child)).wait()
             child.program.ended()
-            if child.stopping:
+            if child.stopping or (status == 0 and child.program.may_finish):
                 return
             is_useful = time.monotonic() - began > STABLE_S
             if child.program.reports_work:
@@ -184,7 +201,8 @@ class Supervisor:
         if child.program.optional:
             log.warning("child_given_up", name=child.program.name, status=status, last=last)
         elif not self.failed.done():
-            failed = ChildFailed(f"{child.program.name} ended with status {status}: {last}")
+            kind = ChildRefused if status == EXIT_USER_ERROR else ChildFailed
+            failed = kind(f"{child.program.name} ended with status {status}: {last}")
             self.failed.set_exception(error or failed)
 
 

@@ -1,13 +1,16 @@
 """Builds the command lines of a local run's processes, except its brokers."""
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from digenrl.local.brokers.embedded import Program
 from digenrl.local.checking.preflight import LocalRun
+from digenrl.local.processes.assignment import Environments
+from digenrl.local.processes.gpus import VISIBLE
 from digenrl.local.processes.ports import free_ports
-from digenrl.planning.entries import encoder_names, reward_names, rollout_names, trainer_names
-from shared.messages.rights import Role
+from digenrl.local.secrets.keys import Keys
+from digenrl.planning.entries import POLICY_ROLES, Processes
+from shared.recipe.recipe import Recipe
 
 Ready = Callable[[], Awaitable[bool]]
 PAGE = "view"
@@ -19,34 +22,52 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "digenrl", *arguments]
 
 
-def worker_programs(local: LocalRun, ready: Ready) -> list[Program]:
-    recipe, run = local.recipe, local.recipe.run.name
-    processes: dict[Role, list[str]] = {
-        "rollout": rollout_names(recipe),
-        "encoder": encoder_names(recipe),
-        "reward": reward_names(recipe),
-        "trainer": trainer_names(recipe),
-    }
-    names = [(service, name) for service, each in processes.items() for name in each]
-    ports = free_ports(len(names))
+def worker_programs(
+    recipe: Recipe,
+    processes: Processes,
+    keys: Keys,
+    environments: Environments,
+    ready: Ready,
+    *,
+    host: str = "",
+    stays: bool = True,
+) -> list[Program]:
+    """Return the workers of a host, of `digenrl up` if it has no name. Those that do not stay end
+    with their run."""
+    workers = [(role, name) for role in processes.counts for name in processes.names(role)]
+    ports = free_ports(len(workers))
     return [
         Program(
-            name=worker,
+            name=(worker := full_name(host, name, environments[name])),
             argv=_launched(
-                recipe.trainer.shard_devices if service == "trainer" else 1,
-                "serve", service, "--worker", worker, "--port", str(port),
-                "--stay",  # the supervisor stops them in order
+                recipe.trainer.shard_devices if role == "trainer" else 1,
+                "serve", role, "--worker", worker, "--port", str(port),
+                *(["--stay"] if stays else []),
             ),
             environment={
-                "DIGENRL_RUN": run,
-                **local.keys.environment(service),
-                **local.gpus.environments[worker],
+                "DIGENRL_RUN": recipe.run.name,
+                **keys.environment(role),
+                **environments[name],
             },
             ready=ready,
-            reports_work=True,
+            reports_work=not host,
+            may_finish=not stays,
         )
-        for (service, worker), port in zip(names, ports, strict=True)
+        for (role, name), port in zip(workers, ports, strict=True)
     ]  # fmt: skip
+
+
+def full_name(host: str, name: str, environment: Mapping[str, str]) -> str:
+    """Return the name of a worker in its run: its host, its role and its first GPU.
+
+    >>> full_name("lab-2", "rollout-0", {"CUDA_VISIBLE_DEVICES": "3"})
+    'lab-2-rollout-3'
+    """
+    if not host:
+        return name
+    role, number = name.rsplit("-", 1)
+    gpu = environment.get(VISIBLE, "").partition(",")[0]
+    return f"{host}-{role}-{gpu if role in POLICY_ROLES and gpu.isdigit() else number}"
 
 
 def scheduler_program(local: LocalRun, ready: Ready) -> Program:

@@ -3,9 +3,11 @@
 keys/<role>/secret            credentials of the role, at NATS, Redis and the store
 keys/<role>/digenrl_nats_url  and other settings, one file each: DIGENRL_SECRETS_DIR of a
                               service is the folder of its role
+keys/hosts.env                what all hosts share, without secrets
 """
 
 import secrets
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ from shared.messages.rights import ROLES, Role
 
 SECRET = "secret"
 STORE = "store"
+SETTINGS = "hosts.env"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,13 @@ class Keys:
         for role, named in settings.items():
             for name, value in named.items():
                 write_secret(self.folder / role / name.lower(), value)
+
+    def write_settings(self, variables: Mapping[str, str]) -> Path:
+        """Write what all hosts of the run share, for a shell and `digenrl host`. Return the
+        file."""
+        lines = (f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+        write_secret(self.folder / SETTINGS, "".join(lines))
+        return self.folder / SETTINGS
 
     def environment(self, role: Role) -> dict[str, str]:
         """Return the variable by which a service of this role finds its files."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from digenrl.planning.entries import trainer_names
+from digenrl.planning.entries import Processes
 from shared.errors import UserError
 from shared.messages.fluid import MAX_MEMBERS
 from shared.recipe.recipe import load_recipe, override
@@ -37,5 +37,5 @@ def test_groups_that_cannot_be_are_refused_in_one_line(changes: dict[str, Any], 
 
 def test_devices_that_share_weights_are_as_many_members_as_groups() -> None:
     recipe = override(FLUID, {**SHARDED, "trainer.shard_devices": 2})
-    assert trainer_names(recipe) == ["trainer-0", "trainer-1"]
-    assert trainer_names(override(FLUID, SHARDED)) == ["trainer-0"]
+    assert Processes.of_run(recipe).names("trainer") == ["trainer-0", "trainer-1"]
+    assert Processes.of_run(override(FLUID, SHARDED)).names("trainer") == ["trainer-0"]

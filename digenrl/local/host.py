@@ -1,0 +1,241 @@
+"""This machine takes part in a run: its processes, one per GPU, are kept running.
+
+Whatever engine starts this on a host, systemd, Kubernetes, Slurm or a person, learns by the exit
+status what to do: 0: the run is finished, or this host was asked to end; 2: this host can never
+take part as it is; anything else: start it again.
+"""
+
+import asyncio
+import os
+import shlex
+import shutil
+import signal
+import socket
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from digenrl.hub.fetch import fetch
+from digenrl.local.checking.doctor import MIN_DISK_BYTES, secrets_findings, try_gpus
+from digenrl.local.first_host import FirstHost, lead
+from digenrl.local.processes.assignment import assign_gpus
+from digenrl.local.processes.gpus import visible_cards
+from digenrl.local.processes.preload import plan_preload
+from digenrl.local.processes.starter import Starter
+from digenrl.local.processes.supervisor import ChildRefused, Supervisor
+from digenrl.local.running.command_lines import worker_programs
+from digenrl.local.secrets.keys import SETTINGS, Keys
+from digenrl.planning.entries import POLICY_ROLES, host_processes
+from shared.errors import Unavailable, UserError
+from shared.messages.rights import WORKERS, Role
+from shared.process.settings import ServiceSettings
+from shared.recipe.recipe import Recipe
+from shared.run.run_recipe import wait_for_recipe
+from shared.store import open_store
+
+RETRY_S = 5.0
+FAREWELL_S = 5.0
+"""Seconds for which the brokers outlive the first host's workers: others learn the run's end."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class HostRequest:
+    """Holds what the user asked of `digenrl host`."""
+
+    keys: Path
+    """Folder with `hosts.env`, and a folder of secrets for each role of this host."""
+    roles: Sequence[Role]
+    """Empty: those of which the folder has keys."""
+    logs: Path
+    until_finished: bool
+    first: FirstHost | None = None
+    """What this host has of the run for all others; None if another host has it."""
+
+
+async def take_part(request: HostRequest) -> None:
+    """Work for the run until it is finished or this process is asked to end.
+
+    Raises:
+        UserError: if this host can never take part.
+        ChildFailed: if a process of this host keeps failing.
+    """
+    ended = asyncio.Event()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(signum, ended.set)
+    work, stop = asyncio.create_task(_work(request)), asyncio.create_task(ended.wait())
+    await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if work.done():
+        return work.result()
+    work.cancel()
+    with suppress(asyncio.CancelledError):
+        await work
+
+
+async def _work(request: HostRequest) -> None:
+    async with AsyncExitStack() as stack:
+        leading = []
+        if request.first is not None:
+            leading.append(await stack.enter_async_context(lead(request.first, request.keys)))
+        await _keep_workers(request, leading)
+        if leading and request.until_finished:
+            await asyncio.sleep(FAREWELL_S)
+
+
+async def _keep_workers(request: HostRequest, leading: Sequence[Supervisor]) -> None:
+    """Run this host's workers until they have ended.
+
+    Raises:
+        UserError: if this host can never take part.
+        ChildFailed: if a process of this host keeps failing.
+    """
+    read_settings(request.keys)
+    roles = request.roles or roles_in(request.keys)
+    for role in roles:
+        with secrets_of(request.keys, role):
+            await _check_role(ServiceSettings(run=os.environ["DIGENRL_RUN"]))
+    with secrets_of(request.keys, roles[0]):
+        settings = ServiceSettings(run=os.environ["DIGENRL_RUN"])
+        store = open_store(settings.store)
+    recipe = await wait_for_recipe(store, settings.run, place=settings.store_place)
+    await asyncio.to_thread(_fetch_model, recipe)
+    cards = () if recipe.model.device == "cpu" else visible_cards()
+    _check_machine(settings, [card.name for card in cards] if set(roles) & {*POLICY_ROLES} else [])
+    processes = host_processes(recipe, roles, len(cards))
+    assignment = assign_gpus(recipe, cards, processes)
+    for line in (*assignment.warnings, *assignment.notes):
+        log.warning("gpus", note=line)
+    request.logs.mkdir(parents=True, exist_ok=True)
+    starter = await Starter.begin(plan_preload(recipe), {}, request.logs / "starter.log")
+    supervisor = Supervisor(request.logs, {}, starter)
+    programs = worker_programs(
+        recipe, processes, Keys(request.keys), assignment.environments, _at_once,
+        host=host_name(), stays=not request.until_finished,
+    )  # fmt: skip
+    log.info("host_begins", run=recipe.run.name, workers=[each.name for each in programs])
+    try:
+        for program in programs:
+            await supervisor.start(program, wait=False)
+        await _first_of(supervisor.finished(), *(each.failed for each in leading))
+    except ChildRefused as refused:
+        raise UserError(str(refused)) from refused
+    finally:
+        await supervisor.stop(list(supervisor.children))
+        if starter is not None:
+            await starter.stop()
+
+
+async def _first_of(work: Coroutine[Any, Any, None], *others: "asyncio.Future[None]") -> None:
+    """Wait until one of these has ended, and raise what it raised."""
+    task = asyncio.create_task(work)
+    done, _ = await asyncio.wait({task, *others}, return_when=asyncio.FIRST_COMPLETED)
+    task.cancel()
+    for each in done:
+        each.result()
+
+
+async def _at_once() -> bool:
+    return True
+
+
+def host_name() -> str:
+    """Return this host's name as the names of its workers begin."""
+    name = "".join(char if char.isalnum() else "-" for char in socket.gethostname()).strip("-")
+    return (name or "host")[:40]
+
+
+def read_settings(keys: Path) -> None:
+    """Put the settings of the run into the environment, where it does not have them.
+
+    Raises:
+        UserError: if there are none.
+    """
+    try:
+        text = (keys / SETTINGS).read_text()
+    except OSError as error:
+        raise UserError(
+            f"--keys: {keys / SETTINGS}: {error.strerror}; `digenrl brokers` and "
+            "`digenrl keys init` write it"
+        ) from error
+    for word in shlex.split(text):
+        name, has_value, value = word.partition("=")
+        if has_value:
+            os.environ.setdefault(name, value)
+    if "DIGENRL_RUN" not in os.environ:
+        raise UserError(f"--keys: {keys / SETTINGS} does not name the run (DIGENRL_RUN)")
+
+
+def roles_in(keys: Path) -> list[Role]:
+    """Return the roles of workers of which the folder has keys.
+
+    Raises:
+        UserError: if there are none.
+    """
+    there: list[Role] = [role for role in WORKERS if (keys / role).is_dir()]
+    if not there:
+        raise UserError(
+            f"--keys: {keys} has no folder of a role ({', '.join(WORKERS)}); copy one from the "
+            "folder keys of the first host"
+        )
+    return there
+
+
+@contextmanager
+def secrets_of(keys: Path, role: Role) -> Iterator[None]:
+    """Read the secrets of a role inside this block.
+
+    Raises:
+        UserError: if the folder is not there, or cannot be read by this user alone.
+    """
+    folder = keys / role
+    for finding in secrets_findings(str(folder)):
+        if finding.state == "fault":
+            raise UserError(f"--keys: {finding.found}; {finding.remedy}")
+    os.environ["DIGENRL_SECRETS_DIR"] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ["DIGENRL_SECRETS_DIR"]
+
+
+async def _check_role(settings: ServiceSettings) -> None:
+    """Wait until NATS lets this role in.
+
+    Raises:
+        UserError: if it never will.
+    """
+    while True:
+        try:
+            async with settings.connect_bus() as bus:
+                return await bus.check()
+        except Unavailable as error:
+            log.warning("waiting_for_nats", error=str(error), setting="DIGENRL_NATS_URL")
+            await asyncio.sleep(RETRY_S)
+
+
+def _fetch_model(recipe: Recipe) -> None:
+    """Fetch a model of the hub that is not here; processes of one host fetch it once."""
+    if recipe.model.id is not None and not recipe.model.folder.is_dir():
+        fetch(recipe.model.id, recipe.model.revision, lambda line: log.info("fetch", note=line))
+
+
+def _check_machine(settings: ServiceSettings, gpus: Sequence[str]) -> None:
+    """Raises UserError if the disk is full, or a GPU does not work."""
+    cache = settings.cache
+    if cache is not None:
+        there = next(path for path in (cache.folder, *cache.folder.parents) if path.exists())
+        free = shutil.disk_usage(there).free
+        if free < MIN_DISK_BYTES:
+            raise UserError(
+                f"DIGENRL_HOST_CACHE: {there} has {free >> 20} MiB free, and "
+                f"{MIN_DISK_BYTES >> 20} are needed; free some space, or name another folder"
+            )
+    for finding in try_gpus(gpus):
+        if finding.state == "fault":
+            raise UserError(f"--gpus: {finding.found}; {finding.remedy}".removesuffix("; "))

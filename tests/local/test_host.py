@@ -1,0 +1,111 @@
+"""`digenrl host`: which processes a host among others runs, and what it refuses."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from digenrl.commands.host import parse_gpus
+from digenrl.local.processes.assignment import assign_gpus
+from digenrl.local.running.command_lines import worker_programs
+from digenrl.local.secrets.keys import Keys
+from digenrl.planning.entries import host_processes
+from digenrl.planning.ledger import Card
+from shared.errors import UserError
+from shared.messages.rights import Role
+from shared.recipe.recipe import Recipe, load_recipe, override
+from tests.paths import RECIPES
+
+SD35 = load_recipe(RECIPES / "sd35-medium.toml")
+DIGITS = load_recipe(RECIPES / "digits.toml")
+
+
+async def ready() -> bool:
+    return True
+
+
+def started(recipe: Recipe, roles: tuple[Role, ...], gpus: int) -> dict[str, str]:
+    """CUDA_VISIBLE_DEVICES of each process of the host `lab-2` with so many GPUs."""
+    cards = [Card(str(number)) for number in range(gpus)]
+    processes = host_processes(recipe, roles, len(cards))
+    environments = assign_gpus(recipe, cards, processes).environments
+    programs = worker_programs(
+        recipe, processes, Keys(Path("keys")), environments, ready, host="lab-2", stays=False
+    )
+    return {each.name: each.environment["CUDA_VISIBLE_DEVICES"] for each in programs}
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 8])
+@pytest.mark.parametrize("role", ["rollout", "trainer"])
+def test_each_gpu_of_a_host_is_used_exactly_once(role: Role, gpus: int) -> None:
+    found = started(SD35, (role,), gpus)
+    assert found == {f"lab-2-{role}-{number}": str(number) for number in range(gpus)}
+
+
+@pytest.mark.parametrize("gpus", [2, 8])
+def test_a_host_that_trains_and_generates_trains_with_its_first_gpus(gpus: int) -> None:
+    recipe = override(
+        SD35, {"trainer.devices": 4, "rollout.workers": 4, "schedule.mode": "disaggregated"}
+    )
+    found = started(recipe, ("rollout", "trainer"), gpus)
+    assert sorted(found.values()) == [str(number) for number in range(gpus)]
+    members = [name for name in found if "-trainer-" in name]
+    assert members == [f"lab-2-trainer-{number}" for number in range(min(4, gpus - 1))]
+
+
+def test_the_gpus_of_a_host_form_shard_groups_in_order() -> None:
+    recipe = override(SD35, {"trainer.devices": 4, "trainer.shard_devices": 2})
+    assert started(recipe, ("trainer",), 5) == {"lab-2-trainer-0": "0,1", "lab-2-trainer-2": "2,3"}
+
+
+def test_a_host_without_gpus_has_one_process_of_each_role_of_a_recipe_for_the_cpu() -> None:
+    found = started(DIGITS, ("rollout", "trainer", "reward"), 0)
+    assert sorted(found) == ["lab-2-reward-0", "lab-2-rollout-0", "lab-2-trainer-0"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "roles", "gpus", "line"),
+    [
+        (SD35, ("rollout",), 0, "--gpus: this host has no GPU, and model.device is not cpu"),
+        (override(SD35, {"trainer.devices": 4, "trainer.shard_devices": 4}), ("trainer",), 2,
+         "--roles, --gpus: 4 GPUs needed on this host"),
+        (SD35, ("encoder",), 2, "--roles: the recipe has no work for encoder"),
+    ],
+)  # fmt: skip
+def test_a_host_that_cannot_do_any_of_its_work_is_refused(
+    recipe: Recipe, roles: tuple[Role, ...], gpus: int, line: str
+) -> None:
+    with pytest.raises(UserError, match=f"^{line}"):
+        host_processes(recipe, roles, gpus)
+
+
+@pytest.mark.parametrize("text", ["", "3-1", "a", "0,,1", "0-3,2", "-1"])
+def test_numbers_of_gpus_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match=r"^--gpus: "):
+        parse_gpus(text)
+
+
+@pytest.mark.parametrize(
+    ("files", "arguments", "line"),
+    [
+        ({}, (), "hosts.env: No such file or directory"),
+        ({"hosts.env": "export OTHER=1\n"}, (), "hosts.env does not name the run"),
+        ({"hosts.env": "export DIGENRL_RUN=r\n"}, (), "has no folder of a role"),
+        ({"hosts.env": "export DIGENRL_RUN=r\n"}, ("--roles", "rollout"), "rollout is no folder"),
+        ({"hosts.env": "export DIGENRL_RUN=r\n"}, ("--roles", "judge"), "judge is unknown"),
+        ({"hosts.env": "export DIGENRL_RUN=r\n"}, ("--at", "10.0.0.1"), "needs both"),
+    ],
+)
+def test_a_host_that_can_never_take_part_ends_with_2_and_one_line(
+    files: dict[str, str], arguments: tuple[str, ...], line: str, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    ended = subprocess.run(
+        [sys.executable, "-m", "digenrl", "host", "--keys", str(tmp_path), *arguments],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    [said] = ended.stderr.splitlines()
+    assert line in said
