@@ -26,7 +26,7 @@ EXAMPLE_CHOICE: dict[str, Any] = {
     "mode": "disaggregated", "rollout": {"A100": 16, "H100": 8}, "trainer": {"H100": 8},
     "fragment_size": 4, "tag_groups": 2, "max_staleness": 0, "step_seconds": 61.2,
     "utilisation": 0.91, "recipe": {"rollout.workers": 24},
-    "commands": {"h100-1": "digenrl serve trainer --run RUN"},
+    "commands": {"h100-1": "digenrl host --keys KEYS --roles trainer"},
 }  # fmt: skip
 EXAMPLE_PLAN: dict[str, Any] = {
     "profile": "sd35-medium", "devices": {"A100": 16, "H100": 16}, "bound_seconds": 55.4,

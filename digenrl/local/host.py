@@ -25,6 +25,7 @@ from digenrl.local.first_host import FirstHost, lead
 from digenrl.local.processes.assignment import assign_gpus
 from digenrl.local.processes.gpus import visible_cards
 from digenrl.local.processes.preload import plan_preload
+from digenrl.local.processes.program import Program
 from digenrl.local.processes.starter import Starter
 from digenrl.local.processes.supervisor import ChildRefused, Supervisor
 from digenrl.local.running.command_lines import worker_programs
@@ -95,29 +96,10 @@ async def _keep_workers(request: HostRequest, leading: Sequence[Supervisor]) -> 
         UserError: if this host can never take part.
         ChildFailed: if a process of this host keeps failing.
     """
-    read_settings(request.keys)
-    roles = request.roles or roles_in(request.keys)
-    for role in roles:
-        with secrets_of(request.keys, role):
-            await _check_role(ServiceSettings(run=os.environ["DIGENRL_RUN"]))
-    with secrets_of(request.keys, roles[0]):
-        settings = ServiceSettings(run=os.environ["DIGENRL_RUN"])
-        store = open_store(settings.store)
-    recipe = await wait_for_recipe(store, settings.run, place=settings.store_place)
-    await asyncio.to_thread(_fetch_model, recipe)
-    cards = () if recipe.model.device == "cpu" else visible_cards()
-    _check_machine(settings, [card.name for card in cards] if set(roles) & {*POLICY_ROLES} else [])
-    processes = host_processes(recipe, roles, len(cards))
-    assignment = assign_gpus(recipe, cards, processes)
-    for line in (*assignment.warnings, *assignment.notes):
-        log.warning("gpus", note=line)
+    recipe, programs = await _plan_workers(request)
     request.logs.mkdir(parents=True, exist_ok=True)
     starter = await Starter.begin(plan_preload(recipe), {}, request.logs / "starter.log")
     supervisor = Supervisor(request.logs, {}, starter)
-    programs = worker_programs(
-        recipe, processes, Keys(request.keys), assignment.environments, _at_once,
-        host=host_name(), stays=not request.until_finished,
-    )  # fmt: skip
     log.info("host_begins", run=recipe.run.name, workers=[each.name for each in programs])
     try:
         for program in programs:
@@ -129,6 +111,33 @@ async def _keep_workers(request: HostRequest, leading: Sequence[Supervisor]) -> 
         await supervisor.stop(list(supervisor.children))
         if starter is not None:
             await starter.stop()
+
+
+async def _plan_workers(request: HostRequest) -> tuple[Recipe, list[Program]]:
+    """Return the recipe of the run, once it is known, and what this host runs.
+
+    Raises:
+        UserError: if this host can never take part.
+    """
+    read_settings(request.keys)
+    run, roles = os.environ["DIGENRL_RUN"], request.roles or roles_in(request.keys)
+    for role in roles:
+        with secrets_of(request.keys, role):
+            settings = ServiceSettings(run=run)
+            await _check_role(settings)
+            store = open_store(settings.store)
+    recipe = await wait_for_recipe(store, run, place=settings.store_place)
+    await asyncio.to_thread(_fetch_model, recipe)
+    cards = () if recipe.model.device == "cpu" else visible_cards()
+    processes = host_processes(recipe, roles, len(cards))
+    _check_machine(settings, [card.name for card in cards] if set(roles) & {*POLICY_ROLES} else [])
+    assignment = assign_gpus(recipe, cards, processes)
+    for line in (*assignment.warnings, *assignment.notes):
+        log.warning("gpus", note=line)
+    return recipe, worker_programs(
+        recipe, processes, Keys(request.keys), assignment.environments, _at_once,
+        host=host_name(), stays=not request.until_finished,
+    )  # fmt: skip
 
 
 async def _first_of(work: Coroutine[Any, Any, None], *others: "asyncio.Future[None]") -> None:

@@ -250,61 +250,45 @@ def commands(
     keys: Mapping[str, Any],
     *,
     recipe: str,
-    run: str = "RUN",
-    ranks: int = 1,
     environment: Mapping[str, Mapping[str, str]] | None = None,
 ) -> list[tuple[str, str]]:
     """Return host -> the command that starts all of its processes, as one line of a shell.
 
-    The first host has scheduler and reward as well, and the encoder if there is one. Addresses and
-    keys come from the environment (docs/install.md).
+    The first host has brokers, scheduler and reward as well, and the encoder if there is one.
 
     Args:
         keys: recipe keys of the plan; the encoders' count.
-        ranks: of a shard group.
         environment: kind -> variables that its rollout workers need.
     """
-    found = []
-    for index, each in enumerate(placed):
-        parts = []
-        if index == 0:
-            parts.append(f"digenrl serve scheduler --recipe {quote(recipe)} --host 0.0.0.0")
-            parts.append(f"digenrl serve reward --run {run}")
-            if keys.get("encoder.workers"):
-                free = range(each.trains + each.generates, each.gpus)
-                gpu = free[0] if free else ""
-                parts.append(f"CUDA_VISIBLE_DEVICES={gpu} digenrl serve encoder --run {run}")
-        parts += _trainers(each.trains, run, ranks)
-        generating = range(each.trains, each.trains + each.generates)
-        parts += _one_per_gpu("rollout", generating, run, (environment or {}).get(each.kind, {}))
-        if parts:
-            found.append((each.name, " & ".join([*parts, "wait"]).replace("done &", "done;")))
-    return found
-
-
-def _trainers(count: int, run: str, ranks: int) -> list[str]:
-    """Return the commands of members on ``count`` GPUs: a process each, or a shard group each."""
-    if ranks == 1:
-        return list(_one_per_gpu("trainer", range(count), run))
     return [
-        f"CUDA_VISIBLE_DEVICES={','.join(map(str, range(first, first + ranks)))} torchrun "
-        f"--standalone --nproc-per-node {ranks} -m digenrl serve trainer --run {run}"
-        for first in range(0, count, ranks)
-    ]
+        (each.name, " & ".join([*parts, "wait"] if len(parts) > 1 else parts))
+        for index, each in enumerate(placed)
+        if (parts := _host_commands(
+            each, recipe if index == 0 else "", bool(keys.get("encoder.workers")),
+            (environment or {}).get(each.kind, {}),
+        ))
+    ]  # fmt: skip
 
 
-def _one_per_gpu(
-    service: str, gpus: range, run: str, variables: Mapping[str, str] | None = None
+def _host_commands(
+    host: HostPlacement, recipe: str, encodes: bool, variables: Mapping[str, str]
 ) -> list[str]:
-    """Return what starts a process for each GPU; a loop, if they are several."""
-    said = "".join(f"{name}={value} " for name, value in (variables or {}).items())
-    if not gpus:
-        return []
-    gpu = str(gpus[0]) if len(gpus) == 1 else "$gpu"
-    one = f"{said}CUDA_VISIBLE_DEVICES={gpu} digenrl serve {service} --run {run}"
-    if len(gpus) == 1:
-        return [one]
-    return [f"for gpu in {' '.join(map(str, gpus))}; do {one} & done"]
+    """Return a command for each role that has GPUs of its own; ``recipe``: of the first host."""
+    named, trains, generates = "digenrl host --keys KEYS", host.trains, host.generates
+    said = "".join(f"{name}={value} " for name, value in variables.items())
+    extra = f",reward{',encoder' * encodes} --at ADDRESS --recipe {quote(recipe)}" * bool(recipe)
+    parts = list[str]()
+    if trains:
+        gpus = "" if trains == host.gpus else f" --gpus {_numbers(0, trains)}"
+        parts.append(f"{named} --roles trainer{extra}{gpus}")
+    if generates:
+        gpus = "" if generates == host.gpus else f" --gpus {_numbers(trains, generates)}"
+        parts.append(f"{said}{named} --roles rollout{'' if trains else extra}{gpus}")
+    return parts
+
+
+def _numbers(first: int, count: int) -> str:
+    return f"{first}-{first + count - 1}" if count > 1 else f"{first}"
 
 
 def trains_where(placed: Sequence[HostPlacement]) -> str:

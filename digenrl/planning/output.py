@@ -173,7 +173,6 @@ def _commands(advice: PlacementAdvice, choice: PlannedSplit) -> list[tuple[str, 
         keys.setdefault("encoder.workers", recipe.encoder.workers)
     return commands(
         _placed(advice, choice), keys, recipe="RECIPE",
-        ranks=advice.planned.profile.variant.ranks,
         environment=advice.placement.environment(choice.split),
     )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Pools are written as hosts, and a plan says what runs on each."""
 
 import json
-import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -78,23 +78,15 @@ def test_a_trainer_is_on_the_fewest_hosts_and_workers_are_on_the_other_gpus(trai
     assert len(used) == -(-trains // 8) and max(used) - min(used) <= 1
 
 
-def processes(command: str, service: str) -> int:
-    """Count the processes of a service that a command starts, one by one or in a loop."""
-    loops = re.findall(rf"for gpu in ([\d ]+); do [^;]*serve {service} ", command)
-    others = len(re.findall(f"serve {service} ", command + " ")) - len(loops)
-    return others + sum(len(loop.split()) for loop in loops)
-
-
 def test_fluid_devices_are_one_process_per_gpu_on_any_hosts() -> None:
     keys = {"schedule.mode": "fluid", "trainer.devices": 28, "encoder.workers": 1}
     mixed = parsed("h100x8*3+a100x4")
     placed = place(mixed, Split({"A100": 3}, {"H100": 24}))
-    found = dict(commands(placed, keys, recipe="r.toml", run="x", environment={"A100": {"A": "b"}}))
-    assert [processes(line, "trainer") for line in found.values()] == [8, 8, 8, 0]
-    assert (
-        "do A=b CUDA_VISIBLE_DEVICES=$gpu digenrl serve rollout --run x & done" in found["a100-1"]
-    )
-    assert "CUDA_VISIBLE_DEVICES= digenrl serve encoder" in found["h100-1"], "no GPU is left there"
+    found = dict(commands(placed, keys, recipe="r.toml", environment={"A100": {"A": "b"}}))
+    first = "digenrl host --keys KEYS --roles trainer,reward,encoder --at ADDRESS --recipe r.toml"
+    assert found["h100-1"] == first
+    assert found["h100-2"] == "digenrl host --keys KEYS --roles trainer"
+    assert found["a100-1"] == "A=b digenrl host --keys KEYS --roles rollout --gpus 0-2"
     assert trains_where(placed) == "3 x 8"
 
 
@@ -122,14 +114,18 @@ def test_the_memory_of_hosts_is_stated_and_never_assumed(stated: str, said: str)
 
 def test_each_host_has_one_command() -> None:
     placed = place(FOUR, Split({"H100": 24}, {"H100": 8}))
-    found = dict(commands(placed, {}, recipe="r.toml", run="x"))
+    found = dict(commands(placed, {}, recipe="r.toml"))
     assert list(found) == ["h100-1", "h100-2", "h100-3", "h100-4"]
-    assert found["h100-1"].startswith("digenrl serve scheduler --recipe r.toml")
-    assert [processes(line, "rollout") for line in found.values()] == [0, 8, 8, 8]
-    assert [processes(line, "trainer") for line in found.values()] == [8, 0, 0, 0]
-    grouped = dict(commands(placed, {}, recipe="r.toml", run="x", ranks=4))
-    started = "CUDA_VISIBLE_DEVICES=4,5,6,7 torchrun --standalone --nproc-per-node 4 -m digenrl "
-    assert f"{started}serve trainer --run x" in grouped["h100-1"]
+    assert found["h100-1"].startswith("digenrl host --keys KEYS --roles trainer,reward --at ")
+    assert found["h100-2"] == "digenrl host --keys KEYS --roles rollout"
+
+
+def test_a_host_that_trains_and_generates_has_a_command_for_each() -> None:
+    [host] = place(parsed("h100x8"), Split({"H100": 3}, {"H100": 5}))
+    assert dict(commands([host, replace(host, name="h100-2")], {}, recipe="r.toml"))["h100-2"] == (
+        "digenrl host --keys KEYS --roles trainer --gpus 0-4 & "
+        "digenrl host --keys KEYS --roles rollout --gpus 5-7 & wait"
+    )
 
 
 @pytest.mark.slow
@@ -140,8 +136,8 @@ def test_a_plan_for_hosts_has_keys_and_commands() -> None:
     for choice in found["choices"]:
         trains = choice["trainer"]["H100"]
         said, keys = " ".join(choice["commands"].values()), choice["recipe"]
-        assert processes(said, "trainer") == keys["trainer.devices"] == trains
-        assert processes(said, "rollout") == keys["rollout.workers"]
+        assert keys["trainer.devices"] == trains
+        assert ("--roles rollout" in said) == bool(keys["rollout.workers"])
         assert sum(each["trains"] for each in choice["placed"]) == trains
         assert set(choice["commands"]) <= {"h100-1", "h100-2"}
 
