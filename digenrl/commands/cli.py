@@ -21,6 +21,7 @@ from digenrl.commands.gc import gc
 from digenrl.commands.generate import generate
 from digenrl.commands.history import audit, samples, versions
 from digenrl.commands.host import host
+from digenrl.commands.hosts import hosts
 from digenrl.commands.keys import keys
 from digenrl.commands.logs import logs
 from digenrl.commands.model import model
@@ -48,7 +49,7 @@ EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 
 TASKS = {
-    "Run": ("up", "reproduce", "serve", "serve-scorer", "brokers", "host"),
+    "Run": ("up", "reproduce", "serve", "serve-scorer", "brokers", "host", "hosts"),
     "Look at runs": (
         "runs", "status", "watch", "view", "logs", "workers", "versions", "samples", "audit",
     ),
@@ -112,6 +113,7 @@ for command in (*of_runs, *now_and_before, *own, push):
 add_actions(app)
 for of_recipe in (up, reproduce, check, fetch, serve, generate, plan):
     app.command(cls=RecipeCommand)(of_recipe)
+app.add_typer(hosts, name="hosts")
 app.add_typer(model, name="model")
 app.add_typer(adapter, name="adapter")
 app.add_typer(recipe, name="recipe")

@@ -1,20 +1,16 @@
 """`digenrl host`: this machine takes part in a run that is elsewhere."""
 
 import os
-import re
 import threading
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from digenrl.commands.logs import POLL_S, read
 from digenrl.commands.options import recipe_file
 from shared.errors import UserError
-
-if TYPE_CHECKING:
-    from shared.messages.rights import Role
 
 
 class Until(StrEnum):
@@ -64,18 +60,18 @@ def host(
     import uvloop
 
     from digenrl.local.first_host import FirstHost
-    from digenrl.local.host import HostRequest, host_name, take_part
+    from digenrl.local.host import HostRequest, host_name, parse_gpus, parse_roles, take_part
     from shared.recipe.recipe import load_recipe
     from shared.telemetry import configure_logs
 
-    chosen, first = parse_roles(roles), None
+    chosen, first = parse_roles(roles, "--roles"), None
     if bool(at) != (recipe is not None):
         raise UserError("--at, --recipe: the first host of a run needs both, other hosts neither")
     if recipe is not None:
         options = {"run.name": run} if run else {}
         first = FirstHost(at, recipe.resolve(), load_recipe(recipe, options))
     if gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(parse_gpus(gpus))
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(parse_gpus(gpus, "--gpus"))
     configure_logs(service="host", worker=host_name(), run=os.environ.get("DIGENRL_RUN", ""))
     folder = logs or keys.resolve().parent / "logs"
     request = HostRequest(keys.resolve(), chosen, folder, until is not None, first)
@@ -88,38 +84,6 @@ def host(
     finally:
         ended.set()
         printing.join()
-
-
-def parse_roles(text: str) -> list["Role"]:
-    """Raises UserError for a word that is no role of a worker."""
-    from shared.messages.rights import WORKERS
-
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    unknown = [word for word in words if word not in WORKERS]
-    if unknown:
-        raise UserError(f"--roles: {unknown[0]} is unknown; use some of {', '.join(WORKERS)}")
-    return [role for role in WORKERS if role in words]
-
-
-def parse_gpus(text: str) -> list[str]:
-    """Return the numbers of GPUs.
-
-    Raises:
-        UserError: if the text is neither numbers nor ranges.
-
-    >>> parse_gpus("0-2,5")
-    ['0', '1', '2', '5']
-    """
-    numbers: list[str] = []
-    for part in text.split(","):
-        matched = re.fullmatch(r"\s*(\d{1,3})(?:-(\d{1,3}))?\s*", part)
-        first, last = (matched[1], matched[2] or matched[1]) if matched else ("1", "0")
-        if int(first) > int(last):
-            raise UserError(f"--gpus: {text!r} is neither numbers nor ranges; write 0-3 or 0,2")
-        numbers += [str(number) for number in range(int(first), int(last) + 1)]
-    if len({*numbers}) < len(numbers):
-        raise UserError(f"--gpus: {text} names a GPU twice")
-    return numbers
 
 
 def _print_logs(folder: Path, positions: dict[Path, int], ended: threading.Event) -> None:

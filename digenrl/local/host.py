@@ -7,6 +7,7 @@ take part as it is; anything else: start it again.
 
 import asyncio
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -157,6 +158,36 @@ def host_name() -> str:
     """Return this host's name as the names of its workers begin."""
     name = "".join(char if char.isalnum() else "-" for char in socket.gethostname()).strip("-")
     return (name or "host")[:40]
+
+
+def parse_roles(text: str, key: str) -> list[Role]:
+    """Raises UserError, which begins with the key, for a word that is no role of a worker."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    unknown = [word for word in words if word not in WORKERS]
+    if unknown:
+        raise UserError(f"{key}: {unknown[0]} is unknown; use some of {', '.join(WORKERS)}")
+    return [role for role in WORKERS if role in words]
+
+
+def parse_gpus(text: str, key: str) -> list[str]:
+    """Return the numbers of GPUs.
+
+    Raises:
+        UserError: if the text is neither numbers nor ranges; begins with the key.
+
+    >>> parse_gpus("0-2,5", "--gpus")
+    ['0', '1', '2', '5']
+    """
+    numbers: list[str] = []
+    for part in text.split(","):
+        matched = re.fullmatch(r"\s*(\d{1,3})(?:-(\d{1,3}))?\s*", part)
+        first, last = (matched[1], matched[2] or matched[1]) if matched else ("1", "0")
+        if int(first) > int(last):
+            raise UserError(f"{key}: {text!r} is neither numbers nor ranges; write 0-3 or 0,2")
+        numbers += [str(number) for number in range(int(first), int(last) + 1)]
+    if len({*numbers}) < len(numbers):
+        raise UserError(f"{key}: {text} names a GPU twice")
+    return numbers
 
 
 def read_settings(keys: Path) -> None:

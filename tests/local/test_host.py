@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from digenrl.commands.host import parse_gpus
+from digenrl.local.host import parse_gpus
 from digenrl.local.processes.assignment import assign_gpus
 from digenrl.local.running.command_lines import worker_programs
 from digenrl.local.secrets.keys import Keys
@@ -83,7 +83,7 @@ def test_a_host_that_cannot_do_any_of_its_work_is_refused(
 @pytest.mark.parametrize("text", ["", "3-1", "a", "0,,1", "0-3,2", "-1"])
 def test_numbers_of_gpus_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(UserError, match=r"^--gpus: "):
-        parse_gpus(text)
+        parse_gpus(text, "--gpus")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,242 @@
+"""Hosts of a lab as systemd units: one unit per host starts `digenrl host`, and nothing else.
+
+What a host needs is written into a folder and copied there with the system's `scp`; the system's
+`ssh` calls `systemctl --user`. systemd restarts, and the scheduler places work.
+"""
+
+import hashlib
+import shlex
+import shutil
+import subprocess
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from digenrl.local.brokers.deployment import BrokerAddresses, make_deployment
+from digenrl.local.host import parse_gpus, parse_roles
+from digenrl.local.secrets.tokens import write_secret
+from shared.errors import UserError
+from shared.messages.records import Token
+
+PLACE = ".local/share/digenrl"
+"""Folder of runs in the home of a host."""
+ENVIRONMENT, DIGEST = "host.env", "applied"
+SECRETS = "keys tls seaweedfs nats/nats.conf valkey/valkey.conf host.env applied"
+"""What `down` deletes of a run's folder; its objects stay."""
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9@%_+=:,./~-]{1,255}$")]
+"""Text that neither a shell nor systemd reads as anything else."""
+
+
+class Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class HostTable(Table):
+    """A host in hosts.toml."""
+
+    roles: Word
+    ssh: Word = ""
+    """As `ssh` takes it; by default the host's name."""
+    gpus: str = ""
+    digenrl: Word = "%h/digenrl/.venv/bin/digenrl"
+    """The command on that host; %h is the home folder."""
+    environment: dict[Word, Word] = Field(default_factory=dict)
+
+
+class HostsFile(Table):
+    """Describes the hosts of a run; the first has brokers and scheduler."""
+
+    run: Token
+    recipe: Word
+    """As the first host finds it from its user's home, or the name of one that comes with
+    DigenRL."""
+    address: Word
+    """Address of the first host for the others."""
+    hosts: dict[Token, HostTable] = Field(min_length=1)
+
+    @property
+    def unit(self) -> str:
+        return f"digenrl-{self.run}.service"
+
+    def address_of(self, name: str) -> str:
+        return self.hosts[name].ssh or name
+
+
+def read_hosts(path: Path) -> HostsFile:
+    """Read hosts.toml; raises UserError with a line for each fault."""
+    import tomllib
+
+    try:
+        tables = tomllib.loads(path.read_text())
+        hosts = HostsFile.model_validate(tables)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"--file: {path}: {error}") from error
+    except ValidationError as error:
+        raise UserError("\n".join(map(_fault, error.errors(include_url=False)))) from error
+    for name, table in hosts.hosts.items():
+        parse_roles(table.roles, f"hosts.{name}.roles")
+        if table.gpus:
+            parse_gpus(table.gpus, f"hosts.{name}.gpus")
+    return hosts
+
+
+def _fault(fault: Any) -> str:
+    where = ".".join(map(str, fault["loc"]))
+    if fault["type"] == "extra_forbidden":
+        table = HostTable if len(fault["loc"]) > 1 else HostsFile
+        return f"{where}: unknown key; use one of {', '.join(table.model_fields)}"
+    return f"{where}: {fault['msg'][0].lower()}{fault['msg'][1:]}"
+
+
+def write_units(hosts: HostsFile, out: Path) -> list[str]:
+    """Write what each host needs to a folder of its name; return a line for each.
+
+    Keys are made once, in `out/keys`. Raises UserError if a file cannot be written.
+    """
+    keys, first = out / "keys", next(iter(hosts.hosts))
+    at = hosts.address
+    places = BrokerAddresses(
+        nats=f"{at}:4222", redis=f"{at}:6379", s3=f"http://{at}:8333", tls=[at]
+    )
+    make_deployment(keys, places, [hosts.run])
+    for name, table in hosts.hosts.items():
+        folder = out / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+        chosen = None if name == first else ["hosts.env", *parse_roles(table.roles, "roles")]
+        for path in keys.iterdir():
+            if chosen is None or path.name in chosen:
+                copy = shutil.copytree if path.is_dir() else shutil.copy
+                copy(path, _made(folder / "keys") / path.name)
+        lines = (f'{key}="{value}"\n' for key, value in table.environment.items())
+        write_secret(folder / ENVIRONMENT, "".join(lines))
+        (folder / hosts.unit).write_text(unit_text(hosts, name))
+        write_secret(folder / DIGEST, _digest(folder))
+    return [f"{name}: {out / name}" for name in hosts.hosts]
+
+
+def unit_text(hosts: HostsFile, name: str) -> str:
+    """Return the unit of a host."""
+    table, place = hosts.hosts[name], f"%h/{PLACE}/{hosts.run}"
+    words = [table.digenrl, "host", "--keys", f"{place}/keys", "--roles", table.roles]
+    words += ["--until", "finished", *(["--gpus", table.gpus] if table.gpus else [])]
+    if name == next(iter(hosts.hosts)):
+        words += ["--at", hosts.address, "--recipe", hosts.recipe, "--run", hosts.run]
+    delay = 2 + zlib.crc32(f"{hosts.run} {name}".encode()) % 80 / 10
+    return f"""[Unit]
+Description=DigenRL: the run {hosts.run} on {name}
+StartLimitIntervalSec=0
+
+[Service]
+EnvironmentFile={place}/{ENVIRONMENT}
+WorkingDirectory=%h
+ExecStart={" ".join(words)}
+Restart=on-failure
+RestartPreventExitStatus=2
+RestartSec={delay}
+TimeoutStopSec=60
+KillMode=mixed
+
+[Install]
+WantedBy=default.target
+"""
+
+
+Say = Callable[[str], None]
+
+
+class Shell:
+    """Runs commands here, or prints them."""
+
+    def __init__(self, *, plans: bool, say: Say) -> None:
+        self.plans, self.say = plans, say
+
+    def run(self, *words: str, may_fail: bool = False) -> str:
+        """Return what a command prints.
+
+        Raises:
+            UserError: if it fails.
+        """
+        if self.plans:
+            self.say(shlex.join(words))
+            return ""
+        ended = subprocess.run(words, capture_output=True, text=True, check=False)
+        if ended.returncode and not may_fail:
+            last = ended.stderr.strip().rpartition("\n")[2] or f"status {ended.returncode}"
+            raise UserError(f"{shlex.join(words[:6])} ...: {last}")
+        return ended.stdout.strip()
+
+
+def apply(hosts: HostsFile, out: Path, shell: Shell) -> None:
+    """Copy what each host needs, and start its unit. A host that has it all is left alone.
+
+    Raises:
+        UserError: for the first host that cannot be reached, or would end its user's units when the
+            user logs out.
+    """
+    _each(hosts, shell, lambda name, at: _apply(hosts, name, at, out / name, shell))
+
+
+def _apply(hosts: HostsFile, name: str, at: str, folder: Path, shell: Shell) -> str:
+    place, unit = f"{PLACE}/{hosts.run}", hosts.unit
+    lingers = 'loginctl show-user "$(id -un)" --property=Linger --value'
+    if shell.run(*SSH, at, lingers, may_fail=True) != "yes" and not shell.plans:
+        raise UserError(f"{name}: units would end at log-out; type there: loginctl enable-linger")
+    applied = shell.run(*SSH, at, f"cat {place}/{DIGEST}", may_fail=True)
+    state = shell.run(*SSH, at, f"systemctl --user is-active {unit}", may_fail=True)
+    is_same = not shell.plans and applied == (folder / DIGEST).read_text()
+    if is_same and state in ("active", "activating"):
+        return "unchanged"
+    if not is_same:
+        shell.run(*SSH, at, f"mkdir -p -m 700 {place} .config/systemd/user")
+        shell.run("scp", *SSH[1:], "-rpq", *map(str, sorted(folder.iterdir())), f"{at}:{place}/")
+        shell.run(*SSH, at, f"mv {place}/{unit} .config/systemd/user/")
+    start = f"systemctl --user enable {unit} && systemctl --user restart {unit}"
+    shell.run(*SSH, at, f"systemctl --user daemon-reload && {start}")
+    return "started"
+
+
+def status(hosts: HostsFile, shell: Shell) -> None:
+    """Print a line for each host: what its unit does, how often it was restarted, its last line."""
+    fields = "--property=ActiveState,Result,NRestarts"
+    ask = (
+        f"systemctl --user show {hosts.unit} {fields} | tr '\\n' ' '; "
+        f"journalctl --user --unit {hosts.unit} --lines 1 --output cat"
+    )
+    _each(hosts, shell, lambda _, at: shell.run(*SSH, at, ask))
+
+
+def down(hosts: HostsFile, shell: Shell) -> None:
+    """Stop each host, and delete its unit and its keys; what the run has stored stays."""
+    unit, place = hosts.unit, f"{PLACE}/{hosts.run}"
+    words = (
+        f"systemctl --user disable --now {unit}; rm -f .config/systemd/user/{unit}; "
+        f"systemctl --user daemon-reload; cd {place} && rm -rf {SECRETS} || true"
+    )
+    _each(hosts, shell, lambda _, at: shell.run(*SSH, at, words) or "down")
+
+
+def _each(hosts: HostsFile, shell: Shell, act: Callable[[str, str], str]) -> None:
+    """Do something for all hosts at once, and print what each says."""
+    with ThreadPoolExecutor(1 if shell.plans else 16) as pool:
+        said = {name: pool.submit(act, name, hosts.address_of(name)) for name in hosts.hosts}
+    for name, each in said.items():
+        line = each.result()
+        if not shell.plans:
+            shell.say(f"{name}: {line}")
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def _digest(folder: Path) -> str:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    parts = (f"{path.relative_to(folder)}\0".encode() + path.read_bytes() for path in files)
+    return hashlib.sha256(b"".join(parts)).hexdigest()
