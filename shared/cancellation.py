@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
+from shared.limits import MAX_CLEANUP_S
+
 T = TypeVar("T")
-MAX_CLEANUP_S = 6.0
-"""Upper limit of the time that one of our tasks needs to clean up."""
 
 
 async def cancellable(call: Awaitable[T]) -> T:

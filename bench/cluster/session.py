@@ -19,8 +19,8 @@ from bench.runner.figures import Interval
 from bench.runner.session import Session, open_session
 from bench.runner.watch import OnCommit, Watch, service, watching
 from digenrl.local.brokers.embedded import Program
+from digenrl.local.limits import CHILD_STOP_S
 from digenrl.local.processes.ports import free_ports
-from digenrl.local.processes.supervisor import STOP_S
 from digenrl.local.secrets.tokens import Tokens
 from services.scheduler.costs.floor import floor_seconds
 from shared.messages import subjects
@@ -108,7 +108,7 @@ async def started(
     ]
     async with watching(
         session, setting.run, folder / "logs", announcements, patience_s=_patience(setting),
-        stop_s=STOP_S,
+        stop_s=CHILD_STOP_S,
     ) as watch:  # fmt: skip
         for program in _programs(session, folder, services_of(setting), port):
             await watch.services.start(program, wait=False)

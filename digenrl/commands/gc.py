@@ -38,8 +38,9 @@ def gc(
     """Delete a run's objects that no commit, no open batch and no evaluation names, and versions
     that are not kept."""
     from digenrl.local.store import run_store
+    from shared.limits import SAFE_AGE_S
     from shared.process.settings import ServiceSettings
-    from shared.run.garbage import SAFE_AGE_S, delete_garbage, find_garbage
+    from shared.run.garbage import delete_garbage, find_garbage
     from shared.store import open_store
 
     chosen = find_run(name or run, runs)

@@ -13,7 +13,7 @@ from shared.errors import UserError
 from shared.learning.dataset_rows import ConversionCounts, UnreadableError, make_prompts
 from shared.learning.hub_datasets import PROMPTS_FILE, chosen_files
 from shared.learning.own_files import files_digest, note_made, split_files
-from shared.messages.records import MAX_TEXT
+from shared.limits import MAX_TEXT
 from shared.models.hub import MAIN
 from shared.recipe.dataset import Dataset
 from shared.recipe.recipe import Recipe

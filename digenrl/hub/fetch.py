@@ -21,16 +21,8 @@ from typing import Any, Literal
 
 from digenrl.hub.answers import check_installed, check_names, endpoint, explained
 from shared.errors import UserError
-from shared.models.hub import (
-    INDEX,
-    MAIN,
-    MAX_CONFIG_BYTES,
-    WEIGHTS,
-    files_in_part,
-    needed_parts,
-    storage,
-    target,
-)
+from shared.limits import MAX_CONFIG_BYTES
+from shared.models.hub import INDEX, MAIN, WEIGHTS, files_in_part, needed_parts, storage, target
 from shared.models.memory import pieces, weight_names
 
 ShowLine = Callable[[str], None]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import httpx
 
+from digenrl.local.limits import MAX_READ_VERSIONS, PAGE_ANSWER_S
 from digenrl.local.runs import Run, Service, in_progress, last_address, read_progress
 from digenrl.local.store import run_store
 from shared.errors import UserError
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
     from digenrl.reading.reading import RunReading
     from shared.process.http_access import Role
 
-PAGE_S = 2.0
-"""Seconds for which the process of the page is waited for where the scheduler can answer too."""
-VERSIONS = 50
-"""Newest versions that are compared."""
 T = TypeVar("T")
 
 
@@ -145,7 +142,9 @@ def connect(
         for service in services:
             client = _live_client(stack, run, scheduler, token_file, role, service)
             if client is not None:
-                client.http.timeout = client.http.timeout if service == services[-1] else PAGE_S
+                client.http.timeout = (
+                    client.http.timeout if service == services[-1] else PAGE_ANSWER_S
+                )
                 yield Connection(client, is_live=True)
                 return
         stack.enter_context(run_store(run, reads=read_progress(run.folder).state == "reporting"))
@@ -202,7 +201,7 @@ def read_run(of: Connection) -> "RunReading":
     client = of.client
     run = client.get_run()
     recipe = _known(client.get_recipe)
-    batches = {each.batch: each for each in client.list_batches(VERSIONS)}
+    batches = {each.batch: each for each in client.list_batches(MAX_READ_VERSIONS)}
     usage = [
         _known(lambda batch=batch: client.get_usage(batch))  # type: ignore[misc]
         for batch in range(max(0, run.step - USAGE_BATCHES), run.step)
@@ -218,7 +217,7 @@ def read_run(of: Connection) -> "RunReading":
                 *((made.metrics, [*made.staleness.items()])
                   if (made := batches.get(each.version - 1)) else ({}, ())),
             )
-            for each in reversed(client.list_versions(VERSIONS))
+            for each in reversed(client.list_versions(MAX_READ_VERSIONS))
         ],
         usage=[BatchUsage.model_validate(each.model_dump()) for each in usage if each is not None],
         evaluations=(_known(client.list_evaluations) or [])[::-1],

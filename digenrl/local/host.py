@@ -21,8 +21,9 @@ from typing import Any
 import structlog
 
 from digenrl.hub.fetch import fetch
-from digenrl.local.checking.doctor import MIN_DISK_BYTES, secrets_findings, try_gpus
+from digenrl.local.checking.doctor import secrets_findings, try_gpus
 from digenrl.local.first_host import FirstHost, lead
+from digenrl.local.limits import FAREWELL_S, HOST_RETRY_S, MIN_DISK_BYTES
 from digenrl.local.processes.assignment import assign_gpus
 from digenrl.local.processes.gpus import visible_cards
 from digenrl.local.processes.preload import plan_preload
@@ -38,10 +39,6 @@ from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe
 from shared.run.run_recipe import wait_for_recipe
 from shared.store import open_store
-
-RETRY_S = 5.0
-FAREWELL_S = 5.0
-"""Seconds for which the brokers outlive the first host's workers: others learn the run's end."""
 
 log = structlog.get_logger()
 
@@ -256,7 +253,7 @@ async def _check_role(settings: ServiceSettings) -> None:
                 return await bus.check()
         except Unavailable as error:
             log.warning("waiting_for_nats", error=str(error), setting="DIGENRL_NATS_URL")
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(HOST_RETRY_S)
 
 
 def _fetch_model(recipe: Recipe) -> None:

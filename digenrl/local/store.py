@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 
 from digenrl.local.brokers.embedded import plan_brokers
+from digenrl.local.limits import BROKER_STOP_S
 from digenrl.local.processes.child_logs import reason_in
 from digenrl.local.processes.program import Program, rejection, wait_ready
-from digenrl.local.processes.supervisor import BROKER_STOP_S
 from digenrl.local.runs import STORE_NOTE, Run, RunInProgress, lock_run, noted_store
 from digenrl.local.secrets.keys import load_keys
 from shared.errors import Unavailable

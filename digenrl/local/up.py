@@ -16,11 +16,18 @@ from rich.console import Console
 
 from digenrl.local.brokers.embedded import HOST_CACHE, Brokers, plan_brokers
 from digenrl.local.checking.preflight import LocalRun
+from digenrl.local.limits import (
+    API_TIMEOUT_S,
+    BROKER_STOP_S,
+    LINK_POLL_S,
+    PAGE_TIMEOUT_S,
+    WATCH_POLL_S,
+)
 from digenrl.local.processes.assignment import REPORT
 from digenrl.local.processes.ports import free_ports
 from digenrl.local.processes.preload import plan_preload
 from digenrl.local.processes.starter import Starter
-from digenrl.local.processes.supervisor import BROKER_STOP_S, Supervisor
+from digenrl.local.processes.supervisor import Supervisor
 from digenrl.local.running.alarms import AlarmRemedies
 from digenrl.local.running.command_lines import (
     command,
@@ -38,9 +45,6 @@ from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView, WorkerView
 from shared.process.outgoing import SETTING, named_in
 
-POLL_S = 0.5
-PAGE_TIMEOUT_S = 30.0
-"""Maximum wait for the run's page."""
 EXIT_INTERRUPTED = 130
 EXIT_INCOMPLETE = 3
 """Exit code of a report of which a part has failed."""
@@ -123,7 +127,10 @@ async def run_locally(local: LocalRun, *, as_json: bool = False) -> int:
 def _apis(local: LocalRun) -> tuple[httpx.AsyncClient, Api, Api]:
     """Return a client with the APIs of scheduler and page, whose addresses are written down."""
     client = httpx.AsyncClient(  # on loopback: there is no certificate to check
-        timeout=10, verify=False, trust_env=False, headers=local.tokens.headers("operator")
+        timeout=API_TIMEOUT_S,
+        verify=False,
+        trust_env=False,
+        headers=local.tokens.headers("operator"),
     )
     api = Api(f"http://127.0.0.1:{local.api_port}", client)
     page = Api(f"http://127.0.0.1:{free_ports(1)[0]}", client)
@@ -241,7 +248,7 @@ async def _show_link(page: Api, display: Display) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(PAGE_TIMEOUT_S):
             while (link := await page.link()) is None:  # noqa: ASYNC110 -- another process
-                await asyncio.sleep(POLL_S / 5)
+                await asyncio.sleep(LINK_POLL_S)
             display.tell(f"link to the run's page (works once, for ten minutes): {link}")
 
 
@@ -291,7 +298,7 @@ async def _watch(
         if evaluation is not None:
             await evaluation.look()
         await mender.look(supervisor)
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(WATCH_POLL_S)
 
 
 def _evaluation(

@@ -16,14 +16,9 @@ from shared.bus.queue import Delivery
 from shared.bus.traces import about, span
 from shared.errors import ContractError, DigenRLError, Unavailable
 from shared.learning.pictures import WHITE
+from shared.limits import DEADLINE_FACTOR, FIRST_DEADLINE_S, MAX_SCORE, MIN_DEADLINE_S
 from shared.messages import subjects
-from shared.messages.contracts import (
-    MAX_SCORE,
-    FragmentFailed,
-    FragmentGenerated,
-    FragmentScored,
-    Message,
-)
+from shared.messages.contracts import FragmentFailed, FragmentGenerated, FragmentScored, Message
 from shared.process.failpoints import reach
 from shared.process.watchdog import WARNING_SHARE
 from shared.process.worker import WorkerContext, patiently
@@ -129,9 +124,9 @@ class RewardApp:
         if self._deadline_s is not None:
             return self._deadline_s
         if self._seconds is None or not isinstance(message, FragmentGenerated):
-            return limits.FIRST_DEADLINE_S
+            return FIRST_DEADLINE_S
         one = message.fragment.num_samples * self._seconds
-        usual = max(limits.MIN_DEADLINE_S, limits.DEADLINE_FACTOR * limits.MAX_FRAGMENTS * one)
+        usual = max(MIN_DEADLINE_S, DEADLINE_FACTOR * limits.MAX_FRAGMENTS * one)
         return usual + limits.MAX_FRAGMENTS * self._longest_s
 
     async def _tell(

@@ -6,12 +6,6 @@ TASK_LOOKUP_INTERVAL_S = 0.5
 """Seconds between two lookups of a task, by which a result may be scored late."""
 MAX_FRAGMENTS = 2
 """Further fragments wait: one is scored while the media of the next are fetched."""
-DEADLINE_FACTOR = 10
-"""After this factor over the usual time, others may score a fragment as well."""
-MIN_DEADLINE_S = 120.0
-"""Others never score a fragment earlier, however fast the scorer is."""
-FIRST_DEADLINE_S = 1800.0
-"""Others may score a fragment after this long if the scorer has never finished one."""
 HANG_CHECK_S = 0.5
 """Seconds between two checks for a scorer that hangs, by which it is noticed late."""
 LAST_ATTEMPT = 2

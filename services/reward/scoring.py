@@ -10,7 +10,7 @@ from services.reward import limits
 from services.reward.scorer import Media, Metadata, WeightedScorer
 from shared.errors import ContractError, SamplesFailed, ScorerUnavailable, ScoringError
 from shared.learning.pictures import WHITE, decoded
-from shared.messages.contracts import MAX_SCORE
+from shared.limits import MAX_SCORE
 from shared.recipe.recipe import Recipe
 from shared.store.media import Shape, read
 from shared.telemetry import SAMPLES_FAILED

@@ -29,9 +29,6 @@ from shared.run.run_recipe import prompt_order, read_recipe
 from shared.run.sources import SourceImages
 from shared.telemetry import STAGE_SECONDS
 
-MAX_PENDING_RESULTS = 2
-"""Results that are stored at a time, while the device encodes the next prompt."""
-
 log = structlog.get_logger()
 
 
@@ -62,7 +59,7 @@ class EncoderApp:
         """Digests of conditions that are stored."""
         self._in_store: set[str] = set()
         """Digests of those that are being stored."""
-        self._storing = asyncio.Semaphore(MAX_PENDING_RESULTS)
+        self._storing = asyncio.Semaphore(limits.MAX_PENDING_RESULTS)
         self._newer = asyncio.Event()
 
     async def run(self) -> None:

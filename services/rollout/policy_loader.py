@@ -25,9 +25,10 @@ from redis.exceptions import RedisError
 
 from shared.devices.protocols import RolloutDevice, StagedVersion
 from shared.errors import ContractError, DigenRLError, IntegrityError, Unavailable
+from shared.limits import WORKER_RETRY_S
 from shared.messages import subjects
 from shared.messages.contracts import ObjectRef, Policy, PolicyPublished
-from shared.process.worker import RETRY_S, WorkerContext, patiently
+from shared.process.worker import WorkerContext, patiently
 from shared.run.commits import CommitRecord, newest_commit, read_commit
 from shared.run.layout import weights_folder
 from shared.run.shards import open_tensors
@@ -129,7 +130,7 @@ class PolicyLoader:
                 return True
             except Unavailable as error:
                 log.warning("weights_unavailable", error=str(error))
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(WORKER_RETRY_S)
             except IntegrityError:  # those of an old version are deleted
                 record = await self._read(lambda: newest_commit(self._store, self._bus.run))
                 if record is None or record.policy.version <= policy.version:

@@ -6,12 +6,6 @@ NAME_TAKEOVER_S = 2.5
 """After two missing statuses a worker of the same name takes the place."""
 DUPLICATE_NAME_S = 1.5
 """A worker that reports this long after another of its name began is a duplicate."""
-DEADLINE_FACTOR = 10
-"""A device that takes more than this factor over its usual time loses its work."""
-MIN_DEADLINE_S = 120.0
-"""No device loses work earlier: a store may be slow, and a first call may compile."""
-FIRST_DEADLINE_S = 1800.0
-"""A device that has never finished anything loses its work after this long."""
 STALL_S = 5.0
 """After a longer gap between ticks (scheduler or broker stood still) all deadlines restart."""
 ALL_RETURN_S = 60.0
@@ -23,7 +17,7 @@ MAX_KEPT_DECISIONS = 64
 STEP_WAIT_S = 0.5
 """Members that have stepped wait this long for the others, then continue without them."""
 MAX_REPORT_DELAY_S = 3.0
-"""A report of before a step that arrives later than this counts as one of after the step."""
+"""A member that reports an older version for this long has gone back to it."""
 MIN_EXCHANGE_S = 60.0
 """No exchange is given up earlier: members meet and form the total in this time."""
 LAST_REPORT_S = 5.0

@@ -29,13 +29,13 @@ MAX_PENDING_RESULTS = 2
 GROUP_EXCHANGE_POLL_S = 0.05
 """Seconds between two checks of an exchange that is being aborted."""
 GRACE_S = 3.0
-"""A call that has not ended this long after its group's abort fails the exchange."""
+"""A process whose call or group has not ended this long after an abort ends, if it has a GPU."""
 WATCHDOG_S = 600.0
 """This long after a round's limit, torch itself ends a process whose NCCL call hangs."""
 STORE_EXCHANGE_POLL_S = 0.05
 """Seconds between two checks for what another member stores, by which a round is late."""
 PRESENCE_S = 2.0
-"""Absent members are not named if finding them takes longer: the scheduler waits for it."""
+"""If listing the stored sums takes longer, the absent members of a round are not named."""
 MAX_UNPACKED_GROUPS = 3
 """Tensors of older groups are unpacked again."""
 SOLO_MEETING_S = 3600.0

@@ -29,7 +29,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from shared.bus.connection import check_server, open_connection
 from shared.bus.marks import begin_epoch, drop_fenced, in_epoch
-from shared.bus.queue import RETRY_S, WorkQueue
+from shared.bus.queue import WorkQueue
 from shared.bus.reader import StreamReader
 from shared.bus.streams import (
     MESSAGE_ID,
@@ -45,6 +45,7 @@ from shared.bus.streams import (
 from shared.bus.traces import sent
 from shared.cancellation import cancellable
 from shared.errors import ContractError, SlotPoisoned, Unavailable
+from shared.limits import FLUSH_TIMEOUT_S, MAX_HANDLING_S, PUBLISH_TIMEOUT_S, QUEUE_RETRY_S
 from shared.messages import subjects
 from shared.messages.codec import decode, encode
 from shared.messages.contracts import Command, FragmentGenerated, GenerateFragment, Message
@@ -53,10 +54,6 @@ from shared.messages.subjects import Stream, message_subject
 from shared.messages.workers import Transient, WorkerRefused, WorkerStatus
 from shared.telemetry import STREAM_FULL, public
 
-PUBLISH_TIMEOUT_S = 5.0
-FLUSH_S = 3
-MAX_HANDLING_S = 0.05
-"""CPU seconds of handling messages that are not stored after which others have a turn."""
 STORE_FAILED = 10077
 """JetStream's error code for a taken slot, and for a full stream; the text distinguishes them."""
 
@@ -107,7 +104,7 @@ class Bus(StreamReader):
             # Sends what is buffered. Draining would wait for messages that nobody handles any more.
             with contextlib.suppress(nats.errors.Error, TimeoutError):
                 if client.is_connected:
-                    await client.flush(FLUSH_S)
+                    await client.flush(FLUSH_TIMEOUT_S)
             with contextlib.suppress(OSError):  # it was reset, and has something left to send
                 await client.close()
 
@@ -151,7 +148,7 @@ class Bus(StreamReader):
             with contextlib.suppress(nats.errors.Error):
                 if await stream_state(self._client, subjects.STREAMS[-1]) is not None:
                     return
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(QUEUE_RETRY_S)
 
     async def begin_epoch(self, epoch: int) -> None:
         """Mark a new epoch in every stream of commands: commands of older epochs are refused from
@@ -208,7 +205,7 @@ class Bus(StreamReader):
                     return is_first
             except Unavailable as error:
                 log.warning("publish_repeated", subject=subject, error=str(error))
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(QUEUE_RETRY_S)
 
     async def _store(
         self, subject: str, data: bytes, headers: dict[str, str] | None

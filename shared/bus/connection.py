@@ -12,13 +12,11 @@ import structlog
 from nats.aio.client import Client
 
 from shared.errors import Unavailable, UserError
+from shared.limits import BROKER_CONNECT_S, ERROR_REPEAT_S
 from shared.messages.rights import inbox_subject
 from shared.telemetry import public
 
 MIN_SERVER = (2, 11)
-CONNECT_S = 30.0
-ERROR_REPEAT_S = 30.0
-"""Time after which the log repeats an error that lasts."""
 
 log = structlog.get_logger()
 
@@ -42,7 +40,7 @@ async def open_connection(url: str, name: str, trusted: ssl.SSLContext | None = 
     connecting = asyncio.create_task(client.connect(url, name=name, error_cb=on_error, **options))
     try:
         await asyncio.wait(
-            {connecting, refused}, timeout=CONNECT_S, return_when=asyncio.FIRST_COMPLETED
+            {connecting, refused}, timeout=BROKER_CONNECT_S, return_when=asyncio.FIRST_COMPLETED
         )
         if refused.done():
             raise UserError(
@@ -50,7 +48,8 @@ async def open_connection(url: str, name: str, trusted: ssl.SSLContext | None = 
             )
         if not connecting.done():
             raise Unavailable(
-                f"DIGENRL_NATS_URL: NATS at {told.address} does not answer within {CONNECT_S:.0f} s"
+                f"DIGENRL_NATS_URL: NATS at {told.address} does not answer within "
+                f"{BROKER_CONNECT_S:.0f} s"
             )
         await connecting
     except (UserError, Unavailable, asyncio.CancelledError):

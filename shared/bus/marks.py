@@ -10,12 +10,11 @@ from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, NotFoundError
 
 from shared.cancellation import cancellable
+from shared.limits import MAX_KEPT_MARKS
 from shared.messages import subjects
 from shared.messages.subjects import Stream
 
 HEADER = "dg-epoch"
-MAX_KEPT_MARKS = 64
-"""Newest marks that a stream keeps: what stood behind older ones was removed with its batch."""
 SLOT_TAKEN_CODE = 10077
 """JetStream's error code for a slot that is taken: here, a mark that is there already."""
 

@@ -14,18 +14,12 @@ from nats.js.errors import APIError
 from shared.bus.streams import quarantine, read_message
 from shared.cancellation import cancellable
 from shared.errors import ContractError
+from shared.limits import ACK_WAIT_S, FETCH_TIMEOUT_S, MAX_DELIVERIES, QUEUE_RETRY_S
 from shared.messages import subjects
 from shared.messages.contracts import Message
 from shared.messages.records import Record
 from shared.messages.subjects import Stream
 from shared.telemetry import REDELIVERED
-
-ACK_WAIT_S = 4.0
-"""Time without a progress report after which the broker redelivers work; a worker reports three
-times in it. The scheduler misses a killed worker after 5 s, so the broker must not be slower."""
-MAX_DELIVER = 5
-FETCH_TIMEOUT_S = 2.0
-RETRY_S = 0.5
 
 log = structlog.get_logger()
 
@@ -108,7 +102,7 @@ class WorkQueue:
             except (nats.errors.Error, APIError, OSError) as error:
                 log.warning("queue_unavailable", stream=self._stream.name, error=repr(error))
                 self._subscription = None
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(QUEUE_RETRY_S)
                 continue
             if raw.metadata.num_delivered > 1:
                 REDELIVERED.labels(stream=self._stream.name).inc()
@@ -131,7 +125,7 @@ class WorkQueue:
             durable=f"{self._service}-{self._run}",
             stream=self._stream.name,
             config=api.ConsumerConfig(
-                ack_policy=api.AckPolicy.EXPLICIT, ack_wait=ACK_WAIT_S, max_deliver=MAX_DELIVER
+                ack_policy=api.AckPolicy.EXPLICIT, ack_wait=ACK_WAIT_S, max_deliver=MAX_DELIVERIES
             ),
         )
         return await cancellable(subscribing)

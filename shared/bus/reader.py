@@ -14,7 +14,6 @@ from nats.js import JetStreamContext
 from nats.js.errors import APIError
 
 from shared.bus.marks import parse_epoch
-from shared.bus.queue import RETRY_S
 from shared.bus.streams import (
     Incoming,
     contiguous,
@@ -25,6 +24,7 @@ from shared.bus.streams import (
 )
 from shared.cancellation import cancellable
 from shared.errors import ContractError
+from shared.limits import QUEUE_RETRY_S
 from shared.messages import subjects
 from shared.messages.contracts import Command, Message
 from shared.messages.epochs import Fence
@@ -69,7 +69,7 @@ class StreamReader:
                             return found, last
             except (nats.errors.Error, APIError, OSError) as error:
                 log.warning("read_interrupted", stream=stream.name, error=repr(error))
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(QUEUE_RETRY_S)
 
     async def follow(
         self, stream: Stream, filters: Sequence[str] | None = None, *, after: int = 0
@@ -97,7 +97,7 @@ class StreamReader:
                             yield each
             except (nats.errors.Error, APIError, OSError) as error:
                 log.warning("follow_interrupted", stream=stream.name, error=repr(error))
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(QUEUE_RETRY_S)
 
     def _wanted(self, stream: Stream, filters: Sequence[str] | None) -> list[str]:
         """Return the subjects to read: the requested ones, and the marks of epochs."""

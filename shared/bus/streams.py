@@ -20,12 +20,18 @@ from nats.js.errors import APIError, NotFoundError
 from shared.bus.traces import received
 from shared.cancellation import cancellable
 from shared.errors import ContractError, Unavailable, UserError
+from shared.limits import (
+    HEARTBEAT_S,
+    MAX_CONSUMERS,
+    MAX_HEADERS_BYTES,
+    SAME_NAME_S,
+    STREAM_INFO_TIMEOUT_S,
+)
 from shared.messages.codec import decode
 from shared.messages.contracts import FragmentGenerated, Message
 from shared.messages.subjects import (
     ALL_SUBJECTS,
     FLUID,
-    SAME_NAME_S,
     STREAMS,
     Stream,
     message_subject,
@@ -33,14 +39,6 @@ from shared.messages.subjects import (
 )
 from shared.telemetry import QUARANTINED
 
-HEARTBEAT_S = 1.0
-STREAM_INFO_TIMEOUT_S = 5.0
-"""Seconds for which the server may be silent about its streams."""
-HEADER_BYTES = 4096
-"""Most bytes of a message's headers."""
-MAX_CONSUMERS = 64 * 1024
-"""Readers of a stream at most: some of each device. A server may have a limit of its own where a
-stream has none: NATS 2.15 takes 1,000."""
 MESSAGE_ID = "Nats-Msg-Id"
 """Names the header by which a stream knows messages of the same name."""
 LAST_SENT = "Nats-Last-Consumer"
@@ -210,7 +208,7 @@ def stream_config(stream: Stream) -> api.StreamConfig:
         discard_new_per_subject=stream.slots,
         max_msgs_per_subject=1 if stream.slots or stream.newest else -1,
         max_bytes=stream.max_bytes,
-        max_msg_size=stream.max_message_bytes + HEADER_BYTES,
+        max_msg_size=stream.max_message_bytes + MAX_HEADERS_BYTES,
         max_consumers=MAX_CONSUMERS,
         duplicate_window=SAME_NAME_S,
     )

@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from shared.limits import MAX_KEPT_SPANS
 from shared.messages.contracts import (
     FragmentGenerated,
     GenerateFragment,
@@ -24,8 +25,6 @@ from shared.messages.contracts import (
 )
 
 HEADER = "traceparent"
-MAX_KEPT_SPANS = 10_000
-"""Pieces of work of which a process remembers the newest span."""
 
 
 @dataclass(frozen=True, slots=True)

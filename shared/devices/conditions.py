@@ -12,6 +12,7 @@ import structlog
 
 from shared.devices.protocols import FragmentGeneration
 from shared.errors import ContractError, FaultyConditions, IntegrityError
+from shared.limits import CONDITIONS_POLL_S, MAX_CACHED_PROMPTS
 from shared.messages.contracts import GenerateFragment, Prompt, SourceImage
 from shared.process.worker import Worker, patiently
 from shared.recipe.recipe import Recipe
@@ -25,11 +26,6 @@ from shared.run.conditions import (
 from shared.run.sources import SourceImages
 from shared.store import ObjectStore
 
-CONDITIONS_POLL_S = 0.25
-"""Seconds between two looks for conditions that are not there yet."""
-MAX_CACHED_PROMPTS = 8
-"""Number of prompts whose conditions stay in memory: a group's fragments come soon after one
-another."""
 MAX_SHOWN_PROMPT = 80
 """Characters of a prompt that a worker's note shows."""
 

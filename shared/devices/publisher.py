@@ -14,6 +14,7 @@ from shared.bus.traces import about, did, span
 from shared.devices.conditions import EncodedConditions
 from shared.devices.protocols import GeneratedFragment, GeneratingDevice
 from shared.errors import DigenRLError, FaultyConditions, OutOfMemory
+from shared.limits import MAX_STORED_CONDITIONS
 from shared.messages.contracts import (
     FragmentFailed,
     FragmentGenerated,
@@ -32,10 +33,6 @@ from shared.run.sources import SourceImages
 from shared.store.media import pack
 from shared.store.previews import packed_previews
 from shared.telemetry import FRAGMENTS, STAGE_SECONDS
-
-KEPT_CONDITIONS = 64
-"""Number of prompts whose stored conditions are remembered; a group's fragments come soon after one
-another."""
 
 log = structlog.get_logger()
 
@@ -166,7 +163,7 @@ class FragmentPublisher:
             )
             # Whoever publishes sees that it failed; a fragment that is given back does not ask.
             known.add_done_callback(lambda done: done.cancelled() or done.exception())
-            while len(self._conditions) > KEPT_CONDITIONS:
+            while len(self._conditions) > MAX_STORED_CONDITIONS:
                 del self._conditions[next(iter(self._conditions))]
         return known
 

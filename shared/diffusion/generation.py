@@ -27,6 +27,7 @@ from shared.diffusion.training.rows import row_kind
 from shared.diffusion.weights.trained_weights import StagedTensors, Staging
 from shared.errors import ContractError, FaultyConditions, IntegrityError
 from shared.learning.seeds import group_seed, sample_seed
+from shared.limits import MAX_DEVICE_PROMPTS
 from shared.messages.contracts import GenerateFragment
 from shared.messages.workers import MemoryShortage
 from shared.recipe.recipe import Recipe
@@ -37,8 +38,6 @@ MEMORY_REMEDY = (
     '= "bfloat16"'
 )
 DECODE_LESS = f"set model.vae_tiling = true, or {MEMORY_REMEDY}"
-CACHED_PROMPTS = 64
-"""Prompts whose conditions stay on the device: fragments of a group follow one another soon."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,7 +91,7 @@ class Generator:
         self._shared = SharedDevice(self._device)
         self._at_once = RowsAtOnce(self._device, waited=self._shared.waited)
         """Samples per denoising step: all of a fragment, until one does not fit."""
-        self._encoded = lru_cache(maxsize=CACHED_PROMPTS)(self._encode)
+        self._encoded = lru_cache(maxsize=MAX_DEVICE_PROMPTS)(self._encode)
 
     @property
     def device(self) -> torch.device:

@@ -16,7 +16,7 @@ from shared.learning.hub_datasets import CONVERTED, PROMPTS_FILE
 from shared.learning.pictures import check_picture
 from shared.learning.prompt_rows import error_message, make_prompt, without_null
 from shared.learning.row_files import Rows, UnreadableFileError, read_file, separator_advice
-from shared.messages.records import MAX_TEXT
+from shared.limits import MAX_TEXT
 
 IMAGES = "images"
 OTHER_FILES = f"set the revision to {CONVERTED} if the hub shows its rows"

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import ContractError, UserError
-from shared.learning.pictures import MAX_BYTES, check_picture
+from shared.learning.pictures import check_picture
+from shared.limits import MAX_PICTURE_BYTES
 from shared.messages.contracts import SourceImage
 
 IMAGE = "image"
@@ -42,8 +43,10 @@ def _is_below(image: str) -> bool:
 def _source_image(file: Path, _changed_ns: int, size: int) -> SourceImage:
     """Hash an image's file, once while it does not change; raises ContractError if it is no
     image."""
-    if size > MAX_BYTES:
-        raise ContractError(f"has {size >> 20} MiB; at most {MAX_BYTES >> 20}: make it smaller")
+    if size > MAX_PICTURE_BYTES:
+        raise ContractError(
+            f"has {size >> 20} MiB; at most {MAX_PICTURE_BYTES >> 20}: make it smaller"
+        )
     data = file.read_bytes()
     check_picture(data)
     return SourceImage(sha256=hashlib.sha256(data).hexdigest(), size=len(data))

@@ -1,17 +1,17 @@
 """Source images of prompts: which files are taken, and the pixels that they are.
 
-A file is looked at before anything of it is decoded: PNG, JPEG or WebP, of at most `MAX_BYTES`, its
-sides from `MIN_SIDE` to `MAX_SIDE` and at most `MAX_PIXELS`, and not broken off. Generation and
-judges scale it to the samples' size, so that a source image and its edited version are compared
-pixel by pixel.
+A file is looked at before anything of it is decoded: PNG, JPEG or WebP, of at most
+`MAX_PICTURE_BYTES`, its sides from `MIN_SIDE` to `MAX_SIDE` and at most `MAX_PIXELS`, and not
+broken off. Generation and judges scale it to the samples' size, so that a source image and its
+edited version are compared pixel by pixel.
 """
 
 import io
 from typing import Any
 
 from shared.errors import ContractError
+from shared.limits import MAX_PICTURE_BYTES
 
-MAX_BYTES = 32 << 20
 WHITE = "white"
 MIN_SIDE, MAX_SIDE, MAX_PIXELS = 4, 16384, 64 << 20
 _PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
@@ -28,9 +28,9 @@ def check_picture(data: bytes) -> tuple[int, int]:
     Raises:
         ContractError: if it has another format, is too large, too small, or truncated.
     """
-    if len(data) > MAX_BYTES:
+    if len(data) > MAX_PICTURE_BYTES:
         raise ContractError(
-            f"has {len(data) >> 20} MiB; at most {MAX_BYTES >> 20}: make it smaller"
+            f"has {len(data) >> 20} MiB; at most {MAX_PICTURE_BYTES >> 20}: make it smaller"
         )
     if data.startswith(_PNG):
         size = _png_size(data)

@@ -1,7 +1,7 @@
 """Messages to bytes and back: msgpack within bounds, then strict validation.
 
 A message of many fragments repeats the names of the run, its keys and devices: one larger than
-`PLAIN_BYTES` goes through zlib, whose first byte begins no plain message.
+`MAX_UNCOMPRESSED_BYTES` goes through zlib, whose first byte begins no plain message.
 """
 
 import zlib
@@ -12,14 +12,16 @@ import msgpack
 from pydantic import TypeAdapter, ValidationError
 
 from shared.errors import ContractError
-from shared.messages.contracts import MAX_MESSAGE_BYTES, Message
-from shared.messages.fluid import MAX_SUMS_BYTES, ExchangeSums
+from shared.limits import (
+    MAX_MESSAGE_BYTES,
+    MAX_MESSAGE_DEPTH,
+    MAX_PLAIN_BYTES,
+    MAX_SUMS_BYTES,
+    MAX_UNCOMPRESSED_BYTES,
+)
+from shared.messages.contracts import Message
+from shared.messages.fluid import ExchangeSums
 
-MAX_DEPTH = 16
-PLAIN_BYTES = 16 * 1024
-"""Largest message that is sent as plain msgpack."""
-MAX_PLAIN_BYTES = 2 * 1024 * 1024
-"""Largest message after decompression, so that a small one cannot fill the memory."""
 ZLIB = b"\x78"
 """First byte of a zlib stream; in msgpack it is the number 120, and no map."""
 
@@ -33,7 +35,7 @@ def encode(message: Message) -> bytes:
         ContractError: if the message is too large for the bus.
     """
     plain: bytes = msgpack.packb(message.model_dump())
-    packed = plain if len(plain) <= PLAIN_BYTES else zlib.compress(plain)
+    packed = plain if len(plain) <= MAX_UNCOMPRESSED_BYTES else zlib.compress(plain)
     for size, limit in ((len(plain), MAX_PLAIN_BYTES), (len(packed), _most_bytes(message))):
         if size > limit:
             raise ContractError(f"a {message.kind} of {size} bytes exceeds {limit}")
@@ -67,7 +69,7 @@ def decode(data: bytes) -> Message:
             ext_hook=_no_extension,
             max_ext_len=0,
         )
-        if _depth(plain) > MAX_DEPTH:
+        if _depth(plain) > MAX_MESSAGE_DEPTH:
             raise ContractError("nested too deeply")
         message = _MESSAGE.validate_python(plain, by_alias=True, by_name=False)
         if len(data) > _most_bytes(message):
@@ -100,7 +102,7 @@ def _no_extension(code: int, _: bytes) -> Any:
 
 def _depth(value: Any) -> int:
     deepest, level = 0, [value]
-    while level and deepest <= MAX_DEPTH:
+    while level and deepest <= MAX_MESSAGE_DEPTH:
         deepest += 1
         level = [
             child

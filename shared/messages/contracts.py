@@ -27,22 +27,19 @@ from typing import Annotated, Any, Literal, Self, TypedDict
 
 from pydantic import Field, FiniteFloat, JsonValue, field_validator, model_validator
 
+from shared.limits import (
+    MAX_GROUP_SIZE,
+    MAX_METADATA,
+    MAX_METADATA_DEPTH,
+    MAX_SCORE,
+    MAX_SCORERS,
+)
 from shared.messages.fluid import Checksum, FluidCommand, FluidEvent
 from shared.messages.records import Count, Digest, Record, Seconds, Text, Token, is_none, wire_name
 from shared.messages.records import ObjectRef as ObjectRef
 from shared.messages.records import Policy as Policy
 from shared.messages.workers import DeviceMode, Transient
 
-MAX_MESSAGE_BYTES = 64 * 1024
-MAX_GROUP_SIZE = 1024
-MAX_FRAGMENTS_PER_GROUP = 64
-MAX_SCORERS = 32
-MAX_METADATA = 16 * 1024
-"""Bytes of a prompt's metadata: names and texts, and the JSON of lists and tables, together."""
-MAX_DEPTH = 32
-"""Largest number of lists and tables within one another in metadata."""
-
-MAX_SCORE = 1e6
 Score = Annotated[float, Field(ge=-MAX_SCORE, le=MAX_SCORE, allow_inf_nan=False)] | None
 """Score, None if the sample could not be scored; squares of larger ones would swamp all others."""
 
@@ -58,8 +55,8 @@ class SourceImage(Record):
 
 def _plain(value: Any, depth: int = 0) -> Any:
     """Return a value of metadata as JSON has it, with the wire's tuples as lists."""
-    if depth > MAX_DEPTH:
-        raise ValueError(f"has more than {MAX_DEPTH} lists or tables within one another")
+    if depth > MAX_METADATA_DEPTH:
+        raise ValueError(f"has more than {MAX_METADATA_DEPTH} lists or tables within one another")
     if isinstance(value, dict):
         return {key: _plain(each, depth + 1) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -32,6 +32,7 @@ from typing import Annotated, Literal, Self, TypedDict
 
 from pydantic import Field, FiniteFloat, model_validator
 
+from shared.limits import MAX_PIECES
 from shared.messages.records import (
     Count,
     Digest,
@@ -44,15 +45,6 @@ from shared.messages.records import (
     is_empty,
     wire_name,
 )
-
-MAX_PIECES = 16 * 1024
-"""Pieces of a batch: as many as one message can name (`MAX_SUMS_BYTES`), and as the scheduler can
-give out while thousands of devices train for a minute."""
-MAX_MEMBERS = 4096
-"""Fluid devices of a run: as many as one message can name."""
-MAX_SUMS_BYTES = 240 * 1024
-"""Most bytes of an `ExchangeSums`, which names all members and pieces: after compression some 14
-bytes and 3 to 5 each. The broker takes no message over 256 KB."""
 
 Checksum = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 """128 bits, as hexadecimal digits."""

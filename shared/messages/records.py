@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.errors import UserError
+from shared.limits import MAX_TEXT
 
 _TOKEN = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 TOKEN_PATTERN = rf"^{_TOKEN}$"
@@ -17,8 +18,6 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 Token = Annotated[str, Field(pattern=TOKEN_PATTERN)]
 """A name that becomes part of subjects, keys and paths."""
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-MAX_TEXT = 4096
-"""Most characters of a text, such as a prompt."""
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 

@@ -37,8 +37,8 @@ device shall have.
 import re
 from dataclasses import dataclass
 
+from shared.limits import MAX_MESSAGE_BYTES, MAX_SUMS_BYTES
 from shared.messages.contracts import (
-    MAX_MESSAGE_BYTES,
     FragmentFailed,
     FragmentGenerated,
     FragmentScored,
@@ -49,7 +49,6 @@ from shared.messages.contracts import (
     TrainGroup,
 )
 from shared.messages.fluid import (
-    MAX_SUMS_BYTES,
     BeginAgain,
     CommitVersion,
     ExchangeMissed,
@@ -67,9 +66,6 @@ from shared.messages.fluid import (
 from shared.messages.workers import WorkerRefused, WorkerStatus
 
 MIB = 1024 * 1024
-SAME_NAME_S = 120.0
-"""Seconds for which a stream drops a message that has the name of one that it has, where messages
-have names (`Bus.publish`)."""
 
 
 @dataclass(frozen=True, slots=True)

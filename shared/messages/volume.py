@@ -4,9 +4,9 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from shared.limits import MAX_MEMBERS, MAX_MESSAGE_BYTES, MAX_SUMS_BYTES
 from shared.messages.codec import group_bytes
-from shared.messages.contracts import MAX_MESSAGE_BYTES, Prompt
-from shared.messages.fluid import MAX_MEMBERS, MAX_SUMS_BYTES
+from shared.messages.contracts import Prompt
 from shared.messages.subjects import FLUID, REW, TASK, TRAIN, TRAJ
 
 BATCHES_AT_ONCE = 5

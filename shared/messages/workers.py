@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field
 
 from shared.errors import OutOfMemory
+from shared.limits import MAX_SHORTAGE_TEXT
 from shared.messages.fluid import Checksum, Update
 from shared.messages.records import (
     Count,
@@ -19,9 +20,6 @@ from shared.messages.records import (
     is_none,
     wire_name,
 )
-
-MAX_WORDS = 1000
-"""Characters of each part of a report of too little memory."""
 
 DeviceMode = Literal["train", "generate"]
 Service = Literal["rollout", "encoder", "reward", "trainer", "scheduler"]
@@ -78,8 +76,8 @@ class MemoryShortage(Record):
     @classmethod
     def from_error(cls, error: OutOfMemory, since: str) -> Self:
         """Return the report of an error, with what the device does since."""
-        what, remedy = (text[:MAX_WORDS] for text in (error.what, error.remedy))
-        return cls(what=what, since=since[:MAX_WORDS], remedy=remedy)
+        what, remedy = (text[:MAX_SHORTAGE_TEXT] for text in (error.what, error.remedy))
+        return cls(what=what, since=since[:MAX_SHORTAGE_TEXT], remedy=remedy)
 
 
 class Holds(Record):

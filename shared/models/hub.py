@@ -32,8 +32,6 @@ WEIGHTS = (
 )  # fmt: skip
 """Suffixes of files of weights. A pipeline may be loaded from any other file of its parts, such as
 a chat template."""
-MAX_CONFIG_BYTES = 64 << 20
-"""Largest size of a file that is fetched and has no weights."""
 ID_PATTERN = r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}$"
 REVISION_PATTERN = r"^[A-Za-z0-9][\w./-]{0,199}$"
 _PREFIX = "models--"

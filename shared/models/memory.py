@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from shared.errors import UserError
+from shared.limits import MAX_FILE_HEADER_BYTES
 from shared.models.model_errors import no_model
 
 ModelPart = Literal["transformer", "text", "decoder"]
@@ -31,7 +32,6 @@ METADATA = "__metadata__"
 """Key of a safetensors header that is no tensor."""
 LFS_POINTER = b"version "
 """First bytes of what Git LFS leaves in place of a file."""
-MAX_HEADER = 64 * 1024 * 1024
 SINGLE_FILE_NAMES = ("model.safetensors", "diffusion_pytorch_model.safetensors")
 """Names of a part's file if it has only one, by transformers and by diffusers."""
 INDEX = ".safetensors.index.json"
@@ -278,9 +278,9 @@ def read_header(file: Path) -> tuple[dict[str, dict[str, Any]], int]:
             if len(begin) < 8:
                 raise ValueError("it is empty; fetch it once more")
             (size,) = struct.unpack("<Q", begin)
-            if size > MAX_HEADER and begin.lstrip().startswith(b"<"):
+            if size > MAX_FILE_HEADER_BYTES and begin.lstrip().startswith(b"<"):
                 raise ValueError("it is a web page; fetch it once more")
-            if size > MAX_HEADER:
+            if size > MAX_FILE_HEADER_BYTES:
                 raise ValueError("its header is too long; copy or fetch it once more")
             text = stream.read(size)
             if len(text) < size:

@@ -25,6 +25,7 @@ from starlette.requests import cookie_parser
 from starlette.routing import BaseRoute, Match, Route
 
 from shared.errors import UserError
+from shared.limits import MAX_SESSIONS, SESSION_S, SIGN_IN_CODE_S
 from shared.process.http_api import Refused, refusal
 
 Role = Literal["viewer", "operator", "admin"]
@@ -102,10 +103,6 @@ OPERATIONS: Mapping[str, RequiredRole] = {
 
 DEFAULT_ROLE: Role = "viewer"
 """The role for a request without an operation: its response is 404."""
-SIGN_IN_CODE_S = 600.0
-SESSION_S = 12 * 3600.0
-MAX_SESSIONS = 256
-"""Codes, and sessions, of one caller at a time."""
 CALLER = "digenrl.caller"
 """Where a request's scope has who asks."""
 ON_BEHALF = "digenrl-on-behalf"

@@ -37,6 +37,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from shared.limits import REQUEST_TIMEOUT_S
 from shared.process.http_access import CALLER, ON_BEHALF, Access, AuditedChange, Caller
 from shared.process.http_api import Refused, refusal
 
@@ -239,9 +240,6 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-REQUEST_TIMEOUT_S = 15.0
 
 
 class PatientH11(H11Protocol):

@@ -6,6 +6,12 @@ from typing import TYPE_CHECKING
 
 from shared.bus.traces import Context, Span, Traces, trace_to
 from shared.errors import UserError
+from shared.limits import (
+    COLLECTOR_FLUSH_S,
+    COLLECTOR_TIMEOUT_S,
+    EXPORT_INTERVAL_S,
+    MAX_WAITING_SPANS,
+)
 from shared.process.settings import ServiceSettings
 from shared.proxies import go_direct
 
@@ -13,12 +19,6 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
 
-TIMEOUT_S = 2.0
-"""Longest wait for a collector; its spans are lost then, and no work waits for it."""
-FLUSH_S = 1.0
-EXPORT_INTERVAL_S = 1.0
-QUEUE = 8192
-"""Spans that wait for the collector; of more, the newest are lost."""
 SPANS = "/v1/traces"
 
 
@@ -44,8 +44,9 @@ def tracing(settings: ServiceSettings, service: str) -> Iterator[None]:
     url = endpoint if endpoint.endswith(SPANS) else endpoint.rstrip("/") + SPANS
     go_direct(settings.nats_url.get_secret_value(), settings.s3_endpoint)
     processor = BatchSpanProcessor(
-        OTLPSpanExporter(endpoint=url, timeout=TIMEOUT_S), max_queue_size=QUEUE,
-        schedule_delay_millis=1000 * EXPORT_INTERVAL_S, export_timeout_millis=1000 * TIMEOUT_S,
+        OTLPSpanExporter(endpoint=url, timeout=COLLECTOR_TIMEOUT_S),
+        max_queue_size=MAX_WAITING_SPANS, schedule_delay_millis=1000 * EXPORT_INTERVAL_S,
+        export_timeout_millis=1000 * COLLECTOR_TIMEOUT_S,
     )  # fmt: skip
     resource = Resource.create({
         "service.name": f"digenrl-{service}", "service.instance.id": settings.worker,
@@ -60,7 +61,7 @@ def tracing(settings: ServiceSettings, service: str) -> Iterator[None]:
         yield
     finally:
         trace_to(None)
-        processor.force_flush(int(1000 * FLUSH_S))
+        processor.force_flush(int(1000 * COLLECTOR_FLUSH_S))
         processor.shutdown()  # type: ignore[no-untyped-call]
 
 

@@ -25,15 +25,10 @@ from starlette.types import ASGIApp
 
 from shared.cancellation import stop
 from shared.errors import UserError
+from shared.limits import EXIT_TIMEOUT_S, MAX_THREADS, MAX_WAITING_CONNECTIONS, REQUEST_GRACE_S
 from shared.process.http_access import Access, check_routes
 from shared.process.http_api import add_problems
 from shared.process.http_guard import DEFAULT_BODIES, BodyLimits, Guard, PatientH11, own_names
-
-GRACE_S = 10
-"""Seconds for running requests after a stop signal."""
-
-EXIT_TIMEOUT_S = 18.0
-"""Seconds after which a process has ended, after a stop signal."""
 
 DEPTH = 12
 """Most places of one task that are logged."""
@@ -41,10 +36,6 @@ DEPTH = 12
 EXIT_KILLED = 143
 """Exit status, as a shell gives it, of a process that SIGTERM has ended."""
 
-MAX_THREADS = 64
-"""Maximum concurrent blocking calls of a service."""
-
-BACKLOG = 2048
 
 WILDCARD_HOSTS = ("0.0.0.0", "::", "")
 
@@ -155,7 +146,7 @@ def listen(host: str, port: int, *, tls: Tls | None = None, plain: bool = False)
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        taken = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        taken = socket.create_server((host, port), family=family, backlog=MAX_WAITING_CONNECTIONS)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise UserError(
@@ -245,7 +236,7 @@ def _configured(app: ASGIApp, tls: Tls | None) -> uvicorn.Config:
         ssl_certfile=None if tls is None else tls.certificate,
         ssl_keyfile=None if tls is None else tls.key,
         log_level="warning",
-        timeout_graceful_shutdown=GRACE_S,
+        timeout_graceful_shutdown=REQUEST_GRACE_S,
     )
 
 

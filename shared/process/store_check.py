@@ -5,11 +5,11 @@ from urllib.parse import urlsplit
 import httpx
 
 from shared.errors import Unavailable, UserError
+from shared.limits import STORE_CHECK_TIMEOUT_S
 from shared.process.trust import trusted_with
 from shared.store.objects import ObjectStore
 from shared.store.settings import StoreSettings
 
-TIMEOUT_S = 10.0
 PROBE = "created-once"
 """Name of the object by which a store shows that it creates one once."""
 
@@ -47,7 +47,7 @@ async def _check_asks(settings: StoreSettings, endpoint: str) -> None:
     url = f"{endpoint.rstrip('/')}/{bucket}"
     try:
         async with httpx.AsyncClient(
-            verify=trusted_with(settings.ca), timeout=TIMEOUT_S, trust_env=False
+            verify=trusted_with(settings.ca), timeout=STORE_CHECK_TIMEOUT_S, trust_env=False
         ) as client:
             answer = await client.get(url, params={"list-type": "2", "max-keys": "1"})
     except httpx.HTTPError as error:

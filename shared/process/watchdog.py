@@ -25,18 +25,20 @@ from dataclasses import dataclass, field
 import structlog
 
 from shared.errors import Unavailable
+from shared.limits import (
+    DEADLINE_FACTOR,
+    FIRST_DEADLINE_S,
+    HANG_CHECK_S,
+    MIN_DEADLINE_S,
+    OUTAGE_GRACE_S,
+)
 
 EXIT_HUNG = 70
-CHECK_INTERVAL_S = 1.0
-DEADLINE_FACTOR, MIN_DEADLINE_S, FIRST_DEADLINE_S = 10.0, 120.0, 1800.0
 WARNING_SHARE = 0.5
 """Share of the deadline after which the process warns that it may hang."""
 SLOT_WORK = frozenset({"generating", "decoding", "encoding", "scoring", "training"})
 STORE_WORK = frozenset({"loading_weights"})
 """Work that waits for the store and the broker as well as for a device."""
-OUTAGE_GRACE_S = 90.0
-"""Time after an outage was noticed that does not count for it: the next attempt may take as long.
-"""
 
 log = structlog.get_logger()
 
@@ -111,7 +113,7 @@ def _leave(reason: str) -> None:
 @dataclass(slots=True)
 class Watchdog:
     progress: WorkInProgress
-    look_s: float = CHECK_INTERVAL_S
+    look_s: float = HANG_CHECK_S
     leave: Callable[[str], None] = _leave
 
     def start(self) -> None:

@@ -15,6 +15,7 @@ import structlog
 
 from shared.bus.bus import Bus
 from shared.errors import Unavailable, UserError
+from shared.limits import STATUS_S, WORKER_RETRY_S
 from shared.messages.workers import (
     Activity,
     Device,
@@ -32,12 +33,10 @@ from shared.store import ObjectStore
 from shared.store.traffic import Meter, Traffic
 from shared.telemetry import QUARANTINED
 
-STATUS_S = 1.0
 ON_DEVICE: frozenset[Activity] = frozenset(
     {"generating", "encoding", "scoring", "training", "loading_weights"}
 )
 """Activities that end unless a device, or a scorer, hangs."""
-RETRY_S = 0.5
 
 T = TypeVar("T")
 
@@ -239,7 +238,7 @@ async def patiently(work: Callable[[], Awaitable[T]], event: str, **about: str) 
             return await work()
         except Unavailable as error:
             log.warning(event, **about, error=str(error))
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(WORKER_RETRY_S)
 
 
 def _transferred(meter: Meter) -> Transferred | None:

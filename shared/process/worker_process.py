@@ -17,6 +17,7 @@ import structlog
 from shared.bus.bus import Bus
 from shared.cancellation import stop
 from shared.errors import RanksLost, UserError
+from shared.limits import COMMIT_POLL_S
 from shared.messages import subjects
 from shared.messages.contracts import PolicyPublished
 from shared.messages.workers import Activity, Device
@@ -42,8 +43,6 @@ HOST_KEYS = {
 }
 """Recipe keys, or their beginnings, that name what a service reads on its host."""
 
-COMMIT_POLL_S = 1.0
-"""Seconds between two looks for a commit that was announced and is not there."""
 
 WorkerService = Literal["rollout", "encoder", "reward", "trainer"]
 

@@ -5,9 +5,8 @@ Each raises ValueError, which names the field and the remedy.
 
 from shared.errors import Faults
 from shared.learning.algorithms import ALGORITHMS
+from shared.limits import MAX_FRAGMENTS_PER_GROUP, MAX_MEMBERS, MAX_MESSAGE_BYTES, MAX_SCORERS
 from shared.messages.codec import group_bytes
-from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP, MAX_MESSAGE_BYTES, MAX_SCORERS
-from shared.messages.fluid import MAX_MEMBERS
 from shared.recipe.fields import check_at_most, check_divides
 from shared.recipe.rewards import check_evaluation
 from shared.recipe.tables import Tables

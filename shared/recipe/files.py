@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import UserError, not_utf8
+from shared.limits import MAX_BASES
 from shared.models.hub import models_root, place
 
 BASE = "base"
 """Key of a file, relative to this one, whose tables are defaults for this one."""
 
-MAX_BASES = 8
 SHIPPED = Path(__file__).resolve().parents[2] / "recipes"
 """Folder of the recipes that come with DigenRL."""
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
+from shared.limits import MAX_LOST_CALLS
 from shared.messages.records import Token
 from shared.recipe.dataset import Dataset
 from shared.recipe.fields import NonNegative, Positive, Table, check_unique
@@ -25,8 +26,6 @@ PYTHON, FUNCTION = "python", "score"
 IDENTIFIER = r"^[A-Za-z_][A-Za-z0-9_]*$"
 GROUP_SCORER_TYPES = (PYTHON, "remote")
 """Types that may score whole groups."""
-MAX_LOST_CALLS = 3
-"""Calls of a fragment that may hang or end their process before the others are given up."""
 
 
 class Judge(Table):

@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 from shared.learning.advantages import Advantages
 from shared.learning.algorithms import ALGORITHMS
 from shared.learning.pictures import WHITE
-from shared.messages.contracts import MAX_GROUP_SIZE
-from shared.messages.records import MAX_TEXT, Token
+from shared.limits import MAX_GROUP_SIZE, MAX_TEXT
+from shared.messages.records import Token
 from shared.models.attention import check_backend
 from shared.models.hub import ID_PATTERN, REVISION_PATTERN, cached_commit, place
 from shared.models.memory import Form, ModelPart, Quantised, Residence, TrainedSets, WeightsHolding

@@ -18,6 +18,7 @@ import structlog
 from pydantic import Field, FiniteFloat, ValidationError
 
 from shared.errors import ContractError
+from shared.limits import MAX_CONCURRENT_READS, MAX_RECENT_STEPS
 from shared.messages.contracts import ObjectRef, Policy
 from shared.messages.records import Count, Digest, Record, Token
 from shared.run.commits import (
@@ -32,10 +33,6 @@ from shared.store import ObjectStore
 
 SEGMENT_STEPS = 32
 """Versions of a segment."""
-MAX_RECENT_STEPS = 256
-"""Newest steps that are kept in memory."""
-MAX_CONCURRENT_READS = 16
-"""Records that are read at the same time."""
 
 log = structlog.get_logger()
 

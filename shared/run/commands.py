@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import msgpack
 
 from shared.errors import ContractError, IntegrityError
+from shared.limits import MAX_MESSAGE_BYTES
 from shared.messages.codec import decode, encode
-from shared.messages.contracts import MAX_MESSAGE_BYTES, ObjectRef, TrainGroup
+from shared.messages.contracts import ObjectRef, TrainGroup
 from shared.run.commits import CommitRecord
 from shared.run.layout import KEPT_BATCHES, batch_folder
 from shared.store import ObjectStore

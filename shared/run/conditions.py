@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass
 from pydantic import ValidationError
 
 from shared.errors import ContractError, FaultyConditions, IntegrityError
+from shared.limits import MAX_TEXT
 from shared.messages.contracts import ObjectRef, SourceImage
-from shared.messages.records import MAX_TEXT, Record, Text, Token
+from shared.messages.records import Record, Text, Token
 from shared.models.catalogue import check_family, text_tokens
 from shared.recipe.recipe import Recipe
 from shared.run.files import stored_digest

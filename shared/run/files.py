@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from shared.errors import ContractError, UserError
 from shared.learning.hub_datasets import missing_dataset_advice
 from shared.learning.prompts import source_digests
+from shared.limits import DIGEST_POLL_S
 from shared.messages.records import Digest, Record, Text
 from shared.messages.workers import Service
 from shared.models.hub import ROOT, WEIGHTS, missing
@@ -37,8 +38,6 @@ HEAD_BYTES = 1 << 20
 NUM_SLICES = 16
 SLICE_BYTES = 64 << 10
 PROMPTS = "data.prompts"
-DIGEST_POLL_S = 0.5
-"""Seconds between two looks for a digest that another role stores."""
 IGNORED_SUFFIXES = (".md", ".gitattributes", ".pyc")
 
 RecordT = TypeVar("RecordT", bound=Record)

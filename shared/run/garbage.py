@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.errors import ContractError, UserError
+from shared.limits import SAFE_AGE_S
 from shared.run.commands import oldest_needed_batch
 from shared.run.commits import CommitRecord, commit_chain
 from shared.run.evaluations import GoldFigures
@@ -32,9 +33,6 @@ from shared.run.retention import (
 from shared.run.run_recipe import read_recipe
 from shared.store import ObjectStore
 from shared.store.backend import StoredObject
-
-SAFE_AGE_S = 24 * 3600.0
-"""Seconds after which a write of an object's group has ended."""
 
 
 @dataclass(frozen=True, slots=True)

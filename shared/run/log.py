@@ -18,12 +18,10 @@ from typing import Self
 import structlog
 from pydantic import ValidationError
 
+from shared.limits import MAX_CONCURRENT_ENTRIES
 from shared.run.layout import evaluations_log_folder, log_folder
 from shared.run.log_entries import ENTRY, Entry
 from shared.store import ObjectStore
-
-MAX_READS = 64
-"""Entries that are read at the same time."""
 
 log = structlog.get_logger()
 
@@ -71,7 +69,7 @@ class Log:
                 return
             number_of_reads = 2  # one more than the next: an entry may be missing for ever
             while await self._read_next(number_of_reads):
-                number_of_reads = min(2 * number_of_reads, MAX_READS)
+                number_of_reads = min(2 * number_of_reads, MAX_CONCURRENT_ENTRIES)
             self._looked = time.monotonic()
 
     async def append(self, entry: Entry) -> int:

@@ -16,19 +16,22 @@ from typing import Annotated, Literal, Protocol, Self
 from pydantic import Field, ValidationError, model_validator
 
 from shared.errors import ContractError
+from shared.limits import (
+    MAX_DIMENSIONS,
+    MAX_MANIFEST_BYTES,
+    MAX_SHARDS,
+    MAX_TENSOR_NAME,
+    MAX_TENSOR_PIECES,
+    MAX_TENSORS,
+)
 from shared.messages.contracts import ObjectRef
 from shared.messages.records import Count, Digest, Record
-from shared.store.tensor_header import BITS, MAX_RANK, MAX_TENSORS, Data
+from shared.store.tensor_header import BITS, Data
 
 SHARD = ".safetensors"
 MANIFEST = ".manifest.json"
-MAX_MANIFEST_BYTES = 64 << 20
-MAX_SHARDS = 4096
-MAX_PIECES_OF_ONE = 512
-"""Pieces of one tensor: as many as ranks."""
-MAX_NAME = 512
 
-Extent = Annotated[tuple[Count, ...], Field(max_length=MAX_RANK)]
+Extent = Annotated[tuple[Count, ...], Field(max_length=MAX_DIMENSIONS)]
 DType = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"]
 
 
@@ -76,7 +79,7 @@ class Shard(Record):
     """
 
     object: ObjectRef
-    pieces: dict[Annotated[str, Field(max_length=MAX_NAME)], TensorBox] = Field(
+    pieces: dict[Annotated[str, Field(max_length=MAX_TENSOR_NAME)], TensorBox] = Field(
         max_length=MAX_TENSORS
     )
 
@@ -122,8 +125,8 @@ def check_complete(shards: Iterable[TensorBoxes]) -> None:
 def _check_tensor(name: str, pieces: Sequence[TensorBox]) -> None:
     if len({(piece.dtype, piece.whole) for piece in pieces}) > 1:
         raise ValueError(f"{name[:80]} has several types or shapes")
-    if len(pieces) > MAX_PIECES_OF_ONE:
-        raise ValueError(f"{name[:80]} is in {len(pieces)} pieces; at most {MAX_PIECES_OF_ONE}")
+    if len(pieces) > MAX_TENSOR_PIECES:
+        raise ValueError(f"{name[:80]} is in {len(pieces)} pieces; at most {MAX_TENSOR_PIECES}")
     if sum(piece.num_elements for piece in pieces) != math.prod(pieces[0].whole):
         raise ValueError(f"{name[:80]} is not whole")
     if any(one.overlaps(other) for one, other in _neighbours(pieces)):

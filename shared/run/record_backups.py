@@ -15,11 +15,11 @@ import zlib
 import structlog
 
 from shared.errors import ContractError
+from shared.limits import MAX_RECORD_BYTES
 from shared.run.layout import commit_key, copy_key, named_objects
 from shared.store import ObjectStore
 from shared.telemetry import CORRUPT
 
-MAX_BYTES = 1 << 28
 _SEAL = re.compile(rb',"seal":"([0-9a-f]{64})"}\Z')
 
 log = structlog.get_logger()
@@ -123,6 +123,6 @@ def _key(run: str, name: str) -> str:
 def _unpacked(data: bytes) -> bytes:
     unpacking = zlib.decompressobj()
     try:
-        return unpacking.decompress(data, MAX_BYTES)
+        return unpacking.decompress(data, MAX_RECORD_BYTES)
     except zlib.error:
         return b""

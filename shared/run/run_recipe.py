@@ -14,6 +14,7 @@ import structlog
 from shared.errors import Unavailable, UserError
 from shared.learning.prompt_rows import Row
 from shared.learning.prompts import PromptOrder, num_different, read_rows, repeated, split_rows
+from shared.limits import RECIPE_POLL_S, RECIPE_WAIT_LOG_S
 from shared.models.hub import models_root
 from shared.recipe.adapter import recipe_adapter
 from shared.recipe.files import key_paths, on_this_host, portable_names, put_paths
@@ -52,8 +53,6 @@ PORTABLE = "portable"
 RELEASE_KEY = "release"
 """Key of a stored recipe, next to its tables, with the release that began the run."""
 
-POLL_S = 0.5
-REPEAT_S = 30.0
 
 log = structlog.get_logger()
 
@@ -201,10 +200,10 @@ def parsed_recipe(data: bytes) -> _StoredRecipe:
 async def wait_for_recipe(store: ObjectStore, run: str, *, place: str = "") -> Recipe:
     """Return the recipe as soon as the scheduler has stored it.
 
-    Until then the log reports every `REPEAT_S` seconds what it waits for: the run's name, the
-    ``place`` of the store, and the settings that decide both.
+    Until then the log reports every `RECIPE_WAIT_LOG_S` seconds what it waits for: the run's name,
+    the ``place`` of the store, and the settings that decide both.
     """
-    logged = -REPEAT_S
+    logged = -RECIPE_WAIT_LOG_S
     while True:
         try:
             recipe, error = await read_recipe(store, run), ""
@@ -213,10 +212,10 @@ async def wait_for_recipe(store: ObjectStore, run: str, *, place: str = "") -> R
         if recipe is not None:
             log.info("run_found", store=place, steps=recipe.run.steps)
             return recipe
-        if time.monotonic() - logged >= REPEAT_S:
+        if time.monotonic() - logged >= RECIPE_WAIT_LOG_S:
             logged = time.monotonic()
             _log_waiting(run, place, error)
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(RECIPE_POLL_S)
 
 
 def _log_waiting(run: str, place: str, error: str) -> None:

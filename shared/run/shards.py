@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from shared.errors import ContractError, IntegrityError
+from shared.limits import MAX_MANIFEST_BYTES
 from shared.messages.contracts import ObjectRef
 from shared.run.layout import checkpoints_folder, weights_folder
 from shared.run.manifest import (
     MANIFEST,
-    MAX_MANIFEST_BYTES,
     SHARD,
     FetchedObject,
     Manifest,

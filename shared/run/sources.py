@@ -7,13 +7,12 @@ from pathlib import Path
 
 from shared.bus.bus import Bus
 from shared.errors import UserError
+from shared.limits import MAX_CACHED_IMAGES
 from shared.messages.contracts import Prompt, SourceImage
 from shared.run.layout import source_ref, sources_folder
 from shared.store import ObjectStore
 
 PUTS_AT_ONCE = 8
-MAX_CACHED_IMAGES = 64
-"""Images that stay in memory: fragments of a group follow one another soon."""
 
 
 async def store_sources(

@@ -11,6 +11,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from shared.limits import MAX_TIMELINE_BYTES
+
 DeviceUse = Literal[
     "generating", "scoring", "training", "committing",
     "waiting_for_rollout", "waiting_for_reward", "waiting_for_trainer", "waiting_for_weights",
@@ -64,10 +66,6 @@ class BatchUsage(BaseModel):
 Change = tuple[float, DeviceUse | None]
 """Seconds since the batch was opened, and what a device does from then on; None: it is not
 there."""
-MAX_CHANGES = 1000
-"""Changes of a device that are kept of a batch; of a batch with more, the rest is not shown."""
-MAX_TIMELINE = 64 << 20
-"""Bytes of a stored timeline, decompressed."""
 
 
 class Timeline(BaseModel):
@@ -89,7 +87,7 @@ class Timeline(BaseModel):
         """Return a stored timeline; None if its bytes are damaged."""
         inflated = zlib.decompressobj()
         try:
-            return cls.model_validate_json(inflated.decompress(data, MAX_TIMELINE))
+            return cls.model_validate_json(inflated.decompress(data, MAX_TIMELINE_BYTES))
         except (zlib.error, ValidationError):
             return None
 

@@ -14,14 +14,12 @@ from pydantic import ValidationError
 from redis.exceptions import WatchError
 
 from shared.errors import ContractError, IntegrityError, LeaseLost, Unavailable
+from shared.limits import MAX_INDEXED_VERSIONS
 from shared.messages.contracts import ObjectRef, Policy
 from shared.messages.records import Record
 from shared.run.commits import StoredAs
 from shared.store.redis_client import check_redis, open_redis
 from shared.telemetry import FENCED_COMMANDS
-
-MAX_INDEXED_VERSIONS = 256
-"""Newest versions that are in the index."""
 
 
 class Version(Record):

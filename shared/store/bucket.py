@@ -28,29 +28,24 @@ from obstore.exceptions import (
 from obstore.store import from_url
 
 from shared.errors import IntegrityError, Unavailable, UserError
+from shared.limits import (
+    MAX_PART_RETRY_TIME,
+    MAX_REQUEST_TIME,
+    MAX_RETRY_PAUSE,
+    MAX_RETRY_TIME,
+    MAX_SILENCE,
+    MAX_STORE_ATTEMPTS,
+    STORE_CONNECT_TIMEOUT,
+)
 from shared.messages.contracts import ObjectRef
 from shared.proxies import go_direct
 from shared.store.backend import CHUNK, Content, StoredObject
 from shared.store.settings import StoreSettings
 
-CONNECT = timedelta(seconds=10)
-MAX_SILENCE = timedelta(seconds=60)
-"""Longest silence of the service: between two parts of an answer, and while one request's body is
-sent. A whole request may take any time."""
-RETRIES = timedelta(seconds=60)
-"""Time after which no further attempt begins."""
-PART_RETRIES = timedelta(seconds=300)
-"""Time after which a part of a large object is not sent again: on a slow line one of several
-connections may starve for `MAX_SILENCE`, and all other parts would be sent again with it."""
-MAX_RETRY_PAUSE = timedelta(seconds=1)
-"""Longest pause between two attempts: how late a service that is back is noticed."""
-ATTEMPTS = 600
-"""More than there is time for, so that `RETRIES` alone decides."""
 PART = 5 * 1024 * 1024
 """Bytes of a part of a large object: a slow line sends it within `MAX_SILENCE`."""
 PARTS_AT_ONCE = 2
 MAX_SINGLE_PUT = PART * PARTS_AT_ONCE
-NO_TIMEOUT = timedelta(days=365)
 DEFAULT_REGION = "us-east-1"
 
 
@@ -62,17 +57,19 @@ class BucketBackend:
         options: dict[str, Any] = {
             "client_options": {
                 "allow_http": (settings.endpoint or "").startswith("http://"),
-                "connect_timeout": CONNECT,
+                "connect_timeout": STORE_CONNECT_TIMEOUT,
                 "read_timeout": MAX_SILENCE,
-                "timeout": NO_TIMEOUT,
+                "timeout": MAX_REQUEST_TIME,
             },
         }
         if settings.url.startswith("s3:"):
             options |= _s3_options(settings)
         go_direct(settings.endpoint)
         try:
-            self._store = from_url(settings.url, retry_config=_retries(RETRIES), **options)
-            self._parts = from_url(settings.url, retry_config=_retries(PART_RETRIES), **options)
+            self._store = from_url(settings.url, retry_config=_retries(MAX_RETRY_TIME), **options)
+            self._parts = from_url(
+                settings.url, retry_config=_retries(MAX_PART_RETRY_TIME), **options
+            )
         except (BaseError, ValueError) as error:
             raise UserError(f"store_url: {settings.url!r} cannot be used: {error}") from error
 
@@ -151,7 +148,7 @@ class BucketBackend:
 
 def _retries(timeout: timedelta) -> Any:
     backoff = {"max_backoff": MAX_RETRY_PAUSE}
-    return {"retry_timeout": timeout, "max_retries": ATTEMPTS, "backoff": backoff}
+    return {"retry_timeout": timeout, "max_retries": MAX_STORE_ATTEMPTS, "backoff": backoff}
 
 
 def _s3_options(settings: StoreSettings) -> dict[str, Any]:

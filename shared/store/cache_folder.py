@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shared.errors import UserError
+from shared.limits import OTHER_BOOT_AGE_S
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _BOOT = re.compile(r"\A[0-9a-f-]{36}\Z")
@@ -40,8 +41,6 @@ _DIGEST = re.compile(r"\A[0-9a-f]{64}\Z")
 _ATTEMPT = re.compile(r"\A[0-9a-f]{16}\Z")
 PART = ".part"
 SECRET = "secret"
-OTHER_BOOT_AGE_S = 86_400.0
-"""Age from which the folder of another boot is deleted: homes may be shared by several hosts."""
 PRIVATE_MODE = 0o700
 READ_ONLY = 0o400
 MAPPED = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC

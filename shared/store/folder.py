@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from shared.errors import IntegrityError, Unavailable
+from shared.limits import MAX_UNFLUSHED_PIECES
 from shared.messages.contracts import ObjectRef
 from shared.store.backend import CHUNK, Content, StoredObject
 
@@ -28,8 +29,6 @@ TEMPORARY = ".tmp-"
 
 PIECE = 1 << 22
 """Bytes that are written before they are flushed."""
-MAX_UNFLUSHED_PIECES = 4
-"""Pieces of a file that does not stay in memory that may wait to be flushed."""
 DIRECT_WRITE_BYTES = 1 << 24
 """Bytes of one write past the kernel's memory of files."""
 

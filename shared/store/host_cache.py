@@ -24,6 +24,7 @@ from typing import NamedTuple
 import structlog
 
 from shared.errors import IntegrityError, UserError
+from shared.limits import LOCK_POLL_S, MAX_FETCHES, MAX_PEERS, MIN_WAITS_PER_POLL
 from shared.messages.contracts import ObjectRef
 from shared.store.cache_folder import CacheFolder, ReceivedObject
 from shared.store.objects import ObjectStore
@@ -31,15 +32,6 @@ from shared.store.relay import PeerFailed, Relay
 from shared.store.settings import CacheSettings
 from shared.store.tensor_header import Data
 from shared.telemetry import DIGESTED_BYTES, SHARED_BYTES
-
-LOCK_POLL_S = 0.02
-"""Least seconds between two looks at the lock of an object that another process fetches."""
-MIN_WAITS_PER_POLL = 30
-"""The longer that takes, the rarer the looks: this share of the time may be lost."""
-MAX_PEERS = 3
-"""Other hosts that are tried for an object, before the store."""
-MAX_FETCHES = 3
-"""Fetches of one object by this process, if others remove it again and again."""
 
 log = structlog.get_logger()
 

@@ -7,12 +7,10 @@ from mmap import mmap
 from typing import Any, TypeAlias
 
 from shared.errors import ContractError
+from shared.limits import MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_TENSORS
 
 Data: TypeAlias = "bytes | mmap"
 """An object's bytes: in memory, or of a file that several processes map."""
-MAX_HEADER_BYTES = 4 * 1024 * 1024
-MAX_TENSORS = 4096
-MAX_RANK = 8
 BITS = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16,
     "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U8": 8, "BOOL": 8,
@@ -45,8 +43,12 @@ def _check_tensor(name: str, tensor: Any, dtypes: Collection[str], num_bytes: in
         raise ContractError(
             f"{name[:80]!r} has type {str(dtype)[:20]}, not {_alternatives(dtypes)}"
         )
-    if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(map(_is_length, shape)):
-        raise ContractError(f"{name[:80]!r} has no shape of at most {MAX_RANK} dimensions")
+    if (
+        not isinstance(shape, list)
+        or len(shape) > MAX_DIMENSIONS
+        or not all(map(_is_length, shape))
+    ):
+        raise ContractError(f"{name[:80]!r} has no shape of at most {MAX_DIMENSIONS} dimensions")
     if math.prod(shape) * BITS[dtype] > 8 * num_bytes:
         raise ContractError(f"{name[:80]!r} is larger than the object that holds it")
 

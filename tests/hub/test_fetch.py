@@ -14,8 +14,9 @@ from digenrl.commands import cli
 from digenrl.hub.fetch import fetch
 from shared.diffusion.loading.models import load_model
 from shared.errors import Unavailable, UserError
+from shared.limits import MAX_CONFIG_BYTES
 from shared.models.catalogue import check_family, check_weights
-from shared.models.hub import MAX_CONFIG_BYTES, cached_commit, place
+from shared.models.hub import cached_commit, place
 from shared.recipe.recipe import load_recipe
 from shared.run.files import file_digest
 from tests import tiny_models

@@ -16,6 +16,7 @@ import pytest
 from digenrl.commands import cli
 from digenrl.local.checking import preflight
 from digenrl.local.checking.preflight import disk_bytes, versions_bytes
+from digenrl.local.limits import MIN_FREE_BYTES
 from shared.errors import UserError
 from shared.recipe.recipe import load_recipe, override
 from tests.paths import DIGITS, ROOT
@@ -136,7 +137,7 @@ def request(runs: Path, *, resume: bool = False) -> preflight.UpRequest:
 
 
 def test_no_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "NEEDED_BYTES", 1 << 60)
+    monkeypatch.setattr(preflight, "MIN_FREE_BYTES", 1 << 60)
     with pytest.raises(UserError, match="free space"):
         preflight.prepare(request(tmp_path / "runs"))
 
@@ -146,7 +147,7 @@ def test_no_space_for_the_versions_that_are_kept(
 ) -> None:
     changes = {"run.keep_every": 1}
     recipe = override(load_recipe(DIGITS), changes)
-    needed = preflight.NEEDED_BYTES + disk_bytes(recipe)
+    needed = MIN_FREE_BYTES + disk_bytes(recipe)
     usage = SimpleNamespace(free=needed - 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(UserError, match=r"for weights, checkpoints and.*run\.keep_last"):

@@ -26,7 +26,7 @@ CLOSED = "127.0.0.1:1"
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("DIGENRL_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(doctor, "CONNECT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(doctor, "SERVICE_TIMEOUT_S", 1.0)
 
 
 def examined(*arguments: str) -> tuple[int, dict[str, list[dict[str, str]]]]:

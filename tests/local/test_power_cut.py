@@ -29,9 +29,10 @@ from digenrl.local.brokers.embedded import Brokers, plan_brokers
 from digenrl.local.secrets.keys import load_keys
 from shared.bus.bus import Bus
 from shared.errors import DigenRLError
+from shared.limits import MAX_INDEXED_VERSIONS
 from shared.messages import subjects
 from shared.messages.records import ObjectRef
-from shared.run.versions import MAX_INDEXED_VERSIONS, Version, VersionIndex
+from shared.run.versions import Version, VersionIndex
 from shared.store import ObjectStore, StoreSettings, bucket, open_store
 from shared.store.folder import FolderBackend
 from tests import examples
@@ -212,7 +213,7 @@ def loses(
         planned = plan_brokers(after, keys)
         if kind in NAMES:
             cleanup.callback(_kill, start(program(planned, NAMES[kind])))
-        patch.setattr(bucket, "RETRIES", timedelta(0))  # what is lost does not come back
+        patch.setattr(bucket, "MAX_RETRY_TIME", timedelta(0))  # what is lost does not come back
         log.info("power_cut", kind=kind, written=written)
         return asyncio.run(any_is_lost(kind, after, planned, written))
 

@@ -9,6 +9,7 @@ from services.reward import limits
 from services.reward.app import RewardApp
 from shared.bus import queue as bus_queue
 from shared.bus.bus import Bus
+from shared.limits import FIRST_DEADLINE_S, MIN_DEADLINE_S
 from shared.messages import subjects
 from shared.messages.contracts import FragmentScored
 from shared.store import ObjectStore
@@ -59,9 +60,9 @@ async def test_what_a_scorer_hangs_at_is_scored_by_another_and_the_first_result_
 def test_a_scorer_may_take_ten_times_what_it_took_before() -> None:
     app = RewardApp([], context_alone())
     event = examples.generated(examples.task())
-    assert app._timeout(event) == limits.FIRST_DEADLINE_S
+    assert app._timeout(event) == FIRST_DEADLINE_S
     app._seconds = 0.01
-    assert app._timeout(event) == limits.MIN_DEADLINE_S
+    assert app._timeout(event) == MIN_DEADLINE_S
     app._seconds = 60.0
     assert app._timeout(event) == 10 * 2 * 2 * 60.0
 

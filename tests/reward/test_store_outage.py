@@ -23,7 +23,7 @@ class Away(ObjectStore):
 async def test_a_reward_worker_waits_for_its_store(
     folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_worker, "RETRY_S", 0.0)
+    monkeypatch.setattr(process_worker, "WORKER_RETRY_S", 0.0)
     app = app_of(None, Away(folder_store.backend), Works())
     scored = await app._score(await generated(folder_store))
     assert scored.rewards == (0.5, 0.5) and Away.times == 0

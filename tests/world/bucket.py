@@ -23,13 +23,14 @@ from obstore.exceptions import BaseError, GenericError, PermissionDeniedError
 from digenrl.local.brokers.seaweedfs import BUCKET, OWNER, _identities
 from digenrl.local.secrets.keys import Keys
 from shared.errors import IntegrityError
+from shared.limits import MAX_RETRY_PAUSE, MAX_RETRY_TIME
 from shared.messages.contracts import ObjectRef
 from shared.messages.rights import Role
 from shared.store.backend import CHUNK, Content, StoredObject
-from shared.store.bucket import MAX_RETRY_PAUSE, RETRIES, _as_unavailable
+from shared.store.bucket import _as_unavailable
 from tests.world.table import Table
 
-RETRIES_S, PAUSE_S = RETRIES.total_seconds(), MAX_RETRY_PAUSE.total_seconds()
+RETRIES_S, PAUSE_S = MAX_RETRY_TIME.total_seconds(), MAX_RETRY_PAUSE.total_seconds()
 """The client's; `MAX_SILENCE` is as long as the first. TCP sends again as often as the second."""
 FIRST_PAUSE_S = 0.1
 RESET = 0.9

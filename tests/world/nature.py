@@ -25,8 +25,9 @@ import redis.utils
 import structlog
 
 from services.scheduler.shell import lease
+from shared import limits
 from shared.errors import Unavailable
-from shared.process import libraries, service, watchdog, worker
+from shared.process import libraries, service, worker
 from shared.process.watchdog import Watchdog
 from tests.world.loop import Killed, Process, WorldLoop, current, loop_of_world
 
@@ -195,7 +196,7 @@ def _watch(self: Watchdog) -> None:
     def look() -> None:
         nonlocal last
         seconds, last = loop.now - last, loop.now
-        self.look(seconds, outage=loop.now - Unavailable.noticed_at < watchdog.OUTAGE_GRACE_S)
+        self.look(seconds, outage=loop.now - Unavailable.noticed_at < limits.OUTAGE_GRACE_S)
         loop.call_later(self.look_s, look)
 
     assert process is not None

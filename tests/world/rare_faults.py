@@ -11,8 +11,8 @@ from functools import partial
 from random import Random
 
 from digenrl.api.checked_client import CheckedClient, CheckedNoAnswer, CheckedRefusal
+from shared.limits import EXIT_TIMEOUT_S
 from shared.process import failpoints
-from shared.process.service import EXIT_TIMEOUT_S
 from tests.world.blocking import run_blocking
 from tests.world.draws import RUN
 from tests.world.faults import JUMP_S, Nemesis, Strike, duration

@@ -21,9 +21,10 @@ from starlette.types import ASGIApp, Message
 
 from shared.cancellation import stop
 from shared.errors import UserError
+from shared.limits import REQUEST_GRACE_S
 from shared.process.http_access import Access, check_routes
 from shared.process.http_guard import DEFAULT_BODIES, BodyLimits, Guard, own_names
-from shared.process.service import GRACE_S, Listener, Tls
+from shared.process.service import Listener, Tls
 from tests.world.blocking import sleeping_on_the_loop, wait_for
 from tests.world.loop import current
 
@@ -136,7 +137,7 @@ class Site:
     async def finish(self) -> None:
         """Wait for answers that are under way, for as long as uvicorn does."""
         tasks = [each.task for each in self.connections if each.task is not None]
-        _, late = await asyncio.wait(tasks, timeout=GRACE_S) if tasks else ((), ())
+        _, late = await asyncio.wait(tasks, timeout=REQUEST_GRACE_S) if tasks else ((), ())
         for connection in list(self.connections):
             connection.end("the server has ended")
         await stop(*(task for task in tasks if task in late))

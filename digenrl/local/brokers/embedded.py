@@ -25,6 +25,7 @@ from digenrl.local.brokers.nats_config import USER as USER
 from digenrl.local.brokers.nats_config import server_config
 from digenrl.local.brokers.seaweedfs import BUCKET as BUCKET
 from digenrl.local.brokers.seaweedfs import LOOPBACK as LOOPBACK
+from digenrl.local.limits import PROBE_TIMEOUT_S
 from digenrl.local.processes.ports import free_ports
 from digenrl.local.processes.program import Program as Program
 from digenrl.local.processes.program import wait_ready as wait_ready
@@ -173,10 +174,16 @@ def _nats(
         host, _, port = at.rpartition(":")
         await reach(host, int(port))  # the client waits two seconds after a refusal
         connection = await nats.connect(
-            url, allow_reconnect=False, connect_timeout=2, inbox_prefix=inbox.encode(), **verified
+            url,
+            allow_reconnect=False,
+            connect_timeout=PROBE_TIMEOUT_S,
+            inbox_prefix=inbox.encode(),
+            **verified,
         )
         try:
-            answer = await connection.request("$JS.API.STREAM.INFO.DG_TASK", timeout=2)
+            answer = await connection.request(
+                "$JS.API.STREAM.INFO.DG_TASK", timeout=PROBE_TIMEOUT_S
+            )
             return b'"code":503' not in answer.data  # JetStream says it while it starts
         finally:
             await connection.close()
@@ -203,7 +210,7 @@ port {port}
     url = broker_secrets(keys, nats="", redis=f"{at}:{port}")["client"]["DIGENRL_REDIS_URL"]
 
     async def ready() -> bool:
-        client = redis.from_url(url, socket_timeout=2)
+        client = redis.from_url(url, socket_timeout=PROBE_TIMEOUT_S)
         try:
             return bool(await client.ping())
         finally:

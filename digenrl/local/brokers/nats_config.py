@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
+from digenrl.local.limits import MAX_JETSTREAM_BYTES
 from digenrl.local.secrets.certificates import Certificate
 from digenrl.local.secrets.keys import Keys
 from shared.messages.rights import ROLES, role_permissions
 
-STORE_BYTES = 1 << 30
 USER = "digenrl"
 """The one user of a server without roles."""
 
@@ -19,7 +19,7 @@ def server_config(
     monitor: str | None = None,
     keys: str | Keys,
     tls: Certificate | None = None,
-    bytes: int = STORE_BYTES,
+    bytes: int = MAX_JETSTREAM_BYTES,
 ) -> str:
     """Return the text of a configuration; it holds secrets.
 

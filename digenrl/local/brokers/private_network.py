@@ -12,6 +12,7 @@ from digenrl.api.offline_routes import run_view
 from digenrl.api.run_history import RunHistory
 from digenrl.local.brokers.embedded import LOOPBACK, Brokers, Ports, plan_brokers
 from digenrl.local.brokers.seaweedfs import OWNER, Server
+from digenrl.local.limits import PROGRESS_POLL_S
 from digenrl.local.processes.supervisor import Supervisor
 from digenrl.local.runs import RECIPE_JSON, RunProgress, noted_store
 from digenrl.local.secrets.certificates import authority_in
@@ -21,8 +22,6 @@ from digenrl.local.secrets.tunnel import tunnel
 from shared.errors import DigenRLError, UserError
 from shared.store import ObjectStore, open_store
 
-PROGRESS_POLL_S = 2.0
-"""Seconds between two looks at how far the run is."""
 HOST_VARIABLES = ("DIGENRL_HOST_CACHE", "DIGENRL_STORE_FOLDER")
 
 

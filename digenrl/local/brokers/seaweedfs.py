@@ -17,6 +17,7 @@ import httpx
 from pydantic import SecretStr
 
 from digenrl.local.brokers.nats_config import quoted
+from digenrl.local.limits import MAX_GARBAGE, SOCKET_BIND_S, VACUUM_PAUSE_S, VACUUM_S
 from digenrl.local.secrets.certificates import Certificate, authority_in
 from digenrl.local.secrets.keys import Keys
 from digenrl.local.secrets.tokens import write_secret
@@ -50,14 +51,6 @@ ENVIRONMENT = {
 }
 """Environment variables of SeaweedFS. The filer stores object names in SQLite, which flushes every
 change. The default, LevelDB, never flushes."""
-SOCKET_BIND_S = 60
-"""Maximum time between the creation of a socket and the moment when its owner listens."""
-VACUUM_S = 60
-"""Maximum time until the space of deleted objects is free again."""
-VACUUM_PAUSE_S = 40
-"""Seconds between two vacuums: below `VACUUM_S`, as a margin for a busy machine."""
-MAX_GARBAGE = 0.3
-"""Fraction of deleted bytes above which a vacuum rewrites a volume."""
 OWNER = "digenrl"
 """Access key of the identity with all rights."""
 IDENTITIES = ".seaweedfs/s3.json"

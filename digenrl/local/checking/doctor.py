@@ -31,9 +31,18 @@ from redis.exceptions import NoPermissionError
 
 from digenrl.local.brokers.embedded import broker_binaries, plan_brokers
 from digenrl.local.checking.inputs import check_inputs
+from digenrl.local.limits import (
+    BROKER_STOP_S,
+    GPU_TRIAL_TIMEOUT_S,
+    MAX_SKEW_S,
+    MIN_DISK_BYTES,
+    MIN_MEMORY_BYTES,
+    MIN_OPEN_FILES,
+    SERVICE_TIMEOUT_S,
+)
 from digenrl.local.processes.gpus import VISIBLE, visible_gpus
 from digenrl.local.processes.ports import free_ports
-from digenrl.local.processes.supervisor import BROKER_STOP_S, Supervisor
+from digenrl.local.processes.supervisor import Supervisor
 from digenrl.local.secrets.keys import load_keys
 from shared.errors import DigenRLError, Unavailable, UserError
 from shared.process.settings import HttpSettings, ServiceSettings
@@ -44,19 +53,7 @@ from shared.store import open_store
 from shared.telemetry import public
 
 State = Literal["ok", "warning", "fault"]
-MIN_DISK_BYTES = 2 << 30
-"""Bytes below which the folder of runs is as good as full."""
-MIN_MEMORY_BYTES = 2 << 30
-MIN_OPEN_FILES = 1024
-"""Open files of a process that brokers and object store need."""
-MAX_SKEW_S = 5.0
-"""Difference between clocks from which requests to a store are refused by some servers, and logs
-of hosts cannot be compared."""
-CONNECT_TIMEOUT_S = 5.0
-GPU_TRIAL_CODE, GPU_TRIAL_TIMEOUT_S = (
-    "from shared.diffusion.loading.device import tried_gpu; print(tried_gpu())",
-    120.0,
-)
+GPU_TRIAL_CODE = "from shared.diffusion.loading.device import tried_gpu; print(tried_gpu())"
 TIME_LAUNCHES = (
     "from digenrl.trace.device_profile.launch_times import described_host; print(described_host())"
 )
@@ -291,13 +288,13 @@ async def service_findings(settings: ServiceSettings) -> list[Finding]:
     found = []
     for name, check in checks.items():
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(SERVICE_TIMEOUT_S):
                 if said := await check(settings):
                     found.append(Finding(name, "ok", said))
         except DigenRLError as error:
             found.append(Finding(name, "fault", str(error)))
         except TimeoutError:
-            said = f"does not answer within {CONNECT_TIMEOUT_S:.0f} s"
+            said = f"does not answer within {SERVICE_TIMEOUT_S:.0f} s"
             remedy = f"look at DIGENRL_{ADDRESSES[name]}, and whether it runs"
             found.append(Finding(name, "fault", said, remedy))
     return found
@@ -344,7 +341,7 @@ async def _clock(settings: ServiceSettings) -> str:
         return ""
     try:
         async with httpx.AsyncClient(
-            verify=settings.trusted, timeout=CONNECT_TIMEOUT_S, trust_env=False
+            verify=settings.trusted, timeout=SERVICE_TIMEOUT_S, trust_env=False
         ) as client:
             answer = await client.head(settings.s3_endpoint)
         there = parsedate_to_datetime(answer.headers["date"]).timestamp()

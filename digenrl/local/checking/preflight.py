@@ -10,8 +10,8 @@ from typing import Any, TextIO
 from digenrl.follow.steps import MetricTargets
 from digenrl.follow.steps import check_installed as check_targets
 from digenrl.hub.dataset import make_own_prompts
-from digenrl.local.brokers.seaweedfs import MAX_GARBAGE, VACUUM_S
 from digenrl.local.checking.inputs import check_inputs, left_out
+from digenrl.local.limits import MAX_GARBAGE, MAX_STORED_PER_S, MIN_FREE_BYTES, VACUUM_S
 from digenrl.local.processes.assignment import Assignment, assign_gpus
 from digenrl.local.processes.gpus import visible_cards
 from digenrl.local.processes.ports import free_ports, hold_port
@@ -31,11 +31,6 @@ from shared.recipe.recipe import Recipe, implied_values, load_recipe
 from shared.run.files import file_records
 from shared.run.retention import batch_bytes, stored_bytes, trajectory_bytes, version_bytes
 from shared.run.run_recipe import FILES
-
-MAX_STORED_PER_S = 200 << 20
-"""Bytes that a run is taken to store in a second at most; a step takes a second at least."""
-NEEDED_BYTES = 1 << 30
-"""Space for everything but weights and checkpoints; JetStream's limit is the largest part."""
 
 
 def ignore(_: str) -> None:
@@ -157,7 +152,7 @@ def check_machine(recipe: Recipe, runs: Path, versions: int) -> Assignment:
 
 
 def _check_space(runs: Path, versions: int) -> None:
-    needed = NEEDED_BYTES + versions
+    needed = MIN_FREE_BYTES + versions
     existing = next(path for path in (runs, *runs.parents) if path.exists())
     if not os.access(existing, os.W_OK):
         raise UserError(f"--runs: {existing} is not writable")

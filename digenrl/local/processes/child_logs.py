@@ -4,8 +4,8 @@ import json
 import re
 from pathlib import Path
 
-READ_BYTES = 1 << 16
-"""Bytes at the end of a log that are read."""
+from digenrl.local.limits import MAX_LOG_TAIL_BYTES
+
 _TRACEBACK = re.compile(r"(Exception Group )?Traceback \(most recent call last\):")
 _MARGIN = re.compile(r"^\s*[|+] |^[\s|]*\+-[-+\s\d.]*$")
 """Frame around the lines of an exception in a group."""
@@ -15,7 +15,7 @@ _IDENTITY = {"svc", "worker", "run", "ts", "level"}
 
 def reason_in(log: Path) -> str:
     """Return the last event, exception or message of a log, in one line."""
-    text = log.read_bytes()[-READ_BYTES:].decode(errors="replace") if log.is_file() else ""
+    text = log.read_bytes()[-MAX_LOG_TAIL_BYTES:].decode(errors="replace") if log.is_file() else ""
     reason, is_within, is_known = "", False, False
     for line in text.splitlines():
         inner = _MARGIN.sub("", line)

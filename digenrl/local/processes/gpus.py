@@ -7,13 +7,13 @@ import subprocess
 from itertools import chain, takewhile
 from pathlib import Path
 
+from digenrl.local.limits import NVIDIA_SMI_TIMEOUT_S
 from digenrl.planning.ledger import Card
 from shared.errors import UserError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 DRIVER = Path("/proc/driver/nvidia/gpus")
 """Holds a folder per GPU if the driver is installed, even without its programs."""
-NVIDIA_SMI_TIMEOUT_S = 30
 QUERY = ("--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")
 MIB_PER_GIB = 1024
 GIB_PER_GB = 1e9 / 2**30

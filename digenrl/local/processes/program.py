@@ -12,10 +12,10 @@ import httpx
 import redis.asyncio as redis
 from obstore.exceptions import BaseError
 
+from digenrl.local.limits import READY_POLL_S, READY_S, READY_TIMEOUT_S
 from shared.cancellation import cancellable
 from shared.errors import Unavailable, UserError
 
-READY_S = 60.0
 REJECTIONS = (
     r"at line (?P<line>\d+)\n>>> .*\n(?P<why>.+)",  # Valkey
     r"nats-server: (?:.*?(?:line |:)(?P<line>\d+)(?::\d+)?: )?(?P<why>.+)",
@@ -82,7 +82,7 @@ async def wait_ready(
         if (ended := death()) is not None:
             raise ended
         try:
-            if await cancellable(asyncio.wait_for(program.ready(), 5)):
+            if await cancellable(asyncio.wait_for(program.ready(), READY_TIMEOUT_S)):
                 return
         except (httpx.HTTPError, redis.RedisError, BaseError, OSError, Unavailable) as error:
             last = error
@@ -90,5 +90,5 @@ async def wait_ready(
             if not type(error).__module__.startswith("nats"):
                 raise
             last = error
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(READY_POLL_S)
     raise Unavailable(f"{program.name} did not answer within {seconds:.0f} s: {last!r}")

@@ -13,12 +13,10 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from digenrl.local.limits import RANKS_STOP_S
 from digenrl.local.processes.ports import free_ports
 from digenrl.local.processes.starter_process import check_fit, set_title, take_own_randomness
 from shared.process.linux import die_with_parent
-
-STOP_S = 15
-"""Seconds for the ranks to end."""
 
 
 def main(num_ranks: int, words: Sequence[str]) -> None:
@@ -60,7 +58,7 @@ def _wait_for(ranks: set[int]) -> int:
     def end(*_: object) -> None:
         for pid in ranks:
             os.kill(pid, signal.SIGTERM)
-        signal.alarm(STOP_S)
+        signal.alarm(RANKS_STOP_S)
 
     def kill(*_: object) -> None:
         for pid in ranks:

@@ -19,6 +19,7 @@ from typing import Protocol
 
 import structlog
 
+from digenrl.local.limits import FORK_TIMEOUT_S
 from digenrl.local.processes.starter_process import EXIT_UNFIT, MAX_REQUEST_BYTES, TITLE_BYTES
 from shared.errors import UserError
 from shared.process.linux import adopt_orphans, die_with_parent, has_pidfds
@@ -30,8 +31,6 @@ SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 IMPORT_VARIABLES = ("DIGENRL_FAILPOINT", "PYTHONPATH")
 """Variables that our modules, or Python, read once and for all: a process that has others than the
 starter is not forked from it."""
-FORK_TIMEOUT_S = 120.0
-"""Longest wait for a process: the libraries may still be read from a slow disk."""
 
 log = structlog.get_logger()
 

@@ -17,21 +17,19 @@ from typing import Any
 
 import structlog
 
+from digenrl.local.limits import (
+    CHILD_STOP_S,
+    FIRST_BACKOFF_S,
+    MAX_BACKOFF_S,
+    MAX_DEATHS,
+    STABLE_S,
+)
 from digenrl.local.processes.child_logs import reason_in
 from digenrl.local.processes.program import Program, rejection, wait_ready
 from digenrl.local.processes.starter import SAFE_PATH, Process, Starter
 from shared.errors import DigenRLError
 from shared.process.linux import die_with_parent
 
-STOP_S = 20.0
-BROKER_STOP_S = 0.5
-"""Seconds for a broker to end before it is killed. Acknowledged data are on the disk, and SeaweedFS
-would wait two seconds for requests that never come."""
-MAX_BACKOFF_S = 10.0
-STABLE_S = 30.0
-"""A child that lived this long counts as useful, unless it reports its work."""
-MAX_DEATHS = 8
-"""Number of deaths in a row, without work in between, after which a child is given up."""
 EXIT_USER_ERROR = 2
 
 log = structlog.get_logger()
@@ -89,7 +87,7 @@ class Supervisor:
                 ready.cancel()
                 await asyncio.gather(ready, return_exceptions=True)
 
-    async def stop(self, names: list[str], *, seconds: float = STOP_S) -> None:
+    async def stop(self, names: list[str], *, seconds: float = CHILD_STOP_S) -> None:
         """Ask these children to end, wait, and kill those that are still running."""
         wanted = [self.children[name] for name in names if name in self.children]
         for child in wanted:
@@ -193,7 +191,7 @@ class Supervisor:
                 self._fail(child, status, error)
                 return
             log.warning("child_died", name=child.program.name, status=status)
-            await asyncio.sleep(min(MAX_BACKOFF_S, 0.2 * 2 ** (deaths - 1)))
+            await asyncio.sleep(min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (deaths - 1)))
             child.num_restarts += 1
 
     def _fail(self, child: Child, status: int, error: DigenRLError | None) -> None:

@@ -9,13 +9,9 @@ from pathlib import Path
 import httpx
 import structlog
 
+from digenrl.local.limits import MIN_RESTART_BYTES, RESTART_DELAY_S
 from digenrl.local.processes.supervisor import Supervisor
 from shared.telemetry import NATS_STORES_NOTHING
-
-MIN_FREE_BYTES = 64 << 20
-"""Free bytes with which NATS is worth another start."""
-RESTART_DELAY_S = 30.0
-"""Seconds between two starts."""
 
 log = structlog.get_logger()
 
@@ -31,7 +27,7 @@ class AlarmRemedies:
     async def look(self, supervisor: Supervisor) -> None:
         """Restart NATS if the scheduler reports that it stores nothing, although there is space."""
         now = time.monotonic()
-        if now < self._not_before or shutil.disk_usage(self.folder).free < MIN_FREE_BYTES:
+        if now < self._not_before or shutil.disk_usage(self.folder).free < MIN_RESTART_BYTES:
             return
         try:
             reason = str((await self.client.get(f"{self.url}/readyz")).json().get("status"))

@@ -6,10 +6,9 @@ import time
 from collections.abc import Iterator
 
 from digenrl.local.checking.preflight import LocalRun
+from digenrl.local.limits import DETACH_POLL_S
 from digenrl.local.runs import STATE_JSON, runs_folder
 from shared.errors import DigenRLError
-
-POLL_S = 0.2
 
 
 def detach(local: LocalRun) -> int:
@@ -35,7 +34,7 @@ def hints(local: LocalRun, process: int) -> Iterator[str]:
     while not (folder / STATE_JSON).exists() or (folder / STATE_JSON).stat().st_mtime < began:
         if os.waitpid(process, os.WNOHANG) != (0, 0):
             raise DigenRLError(f"the run has ended; see {local.output}")
-        time.sleep(POLL_S)
+        time.sleep(DETACH_POLL_S)
     yield f"run {name} is in progress in process {process}, which outlives this session"
     yield f"follow it: digenrl watch {name}; its page: digenrl view {name}; output: {local.output}"
     yield f"stop it: digenrl stop {name}"

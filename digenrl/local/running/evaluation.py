@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 import httpx
 
 from digenrl.local.brokers.embedded import Program
+from digenrl.local.limits import EVALUATION_POLL_S, EVALUATOR_TIMEOUT_S
 from digenrl.local.processes.supervisor import Supervisor
 from digenrl.local.running.command_lines import command
 from digenrl.local.running.display import Display
 from digenrl.planning.entries import EVALUATOR
 
-POLL_S = 0.5
-STATUS_TIMEOUT_S = 2.0
-"""Longest wait for an answer of the evaluator: the display must not stall."""
 EVALUATOR_NICENESS = 19
 """Niceness of the evaluator, which takes the CPU time that the services leave."""
 
@@ -54,7 +52,9 @@ class LocalEvaluation:
         """Show new alarms. Returns the versions that are still to be evaluated, or None if the
         evaluator does not answer or has not looked yet."""
         try:
-            answer = await self.client.get(f"{self._url}/v1/evaluation", timeout=STATUS_TIMEOUT_S)
+            answer = await self.client.get(
+                f"{self._url}/v1/evaluation", timeout=EVALUATOR_TIMEOUT_S
+            )
             answered = answer.raise_for_status().json()
         except httpx.HTTPError:
             return None
@@ -74,7 +74,7 @@ class LocalEvaluation:
             note = "evaluating version " + ", ".join(map(str, pending or []))
             if pending and note != self.display.note:
                 self.display.say(note)
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(EVALUATION_POLL_S)
 
     async def _ready(self) -> bool:
         return (await self.client.get(f"{self._url}/readyz")).status_code == 200

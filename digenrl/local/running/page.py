@@ -9,6 +9,7 @@ from pathlib import Path
 from digenrl.api.live import LiveRun, client_of
 from digenrl.api.run_history import RunHistory
 from digenrl.local.connection import connect_client
+from digenrl.local.limits import PAGE_LINK_TIMEOUT_S
 from digenrl.local.runs import Run, in_progress
 from digenrl.local.store import run_store
 from digenrl.view.server import View, create_app
@@ -18,8 +19,6 @@ from shared.process.service import freeze_gc, serve
 from shared.process.settings import ServiceSettings
 from shared.run.run_recipe import needed_recipe
 from shared.store import ObjectStore, open_store
-
-STATUS_TIMEOUT_S = 2.0
 
 
 def show(
@@ -52,7 +51,7 @@ def show(
 def _link_to_live(run: Run) -> str | None:
     """Return a link to the page that `digenrl up` serves; None if it does not serve the page."""
     with suppress(UserError), connect_client(run, role="operator", of="page") as page:
-        page.http.timeout = STATUS_TIMEOUT_S
+        page.http.timeout = PAGE_LINK_TIMEOUT_S
         return f"{str(page.http.base_url).rstrip('/')}{page.make_code().path}"
     return None
 

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import trustme
 
+from digenrl.local.limits import MAX_CERTIFICATE_DAYS
 from digenrl.local.secrets.tokens import write_secret
 from shared.errors import UserError
 
-MAX_DAYS = 825
-"""Longest life of a server's certificate that browsers accept."""
 NAME = re.compile(r"[A-Za-z0-9_*:][A-Za-z0-9_.*:-]{0,250}")
 
 
@@ -50,7 +49,7 @@ class Authority:
         if not made.cert.exists():
             key = (self.folder / "key.pem").read_bytes()
             signed = trustme.CA.from_pem(self.pem.encode(), key).issue_cert(
-                *names, not_after=datetime.now(UTC) + timedelta(days=MAX_DAYS)
+                *names, not_after=datetime.now(UTC) + timedelta(days=MAX_CERTIFICATE_DAYS)
             )
             chain = b"".join(each.bytes() for each in signed.cert_chain_pems)
             _write(made, signed.private_key_pem.bytes(), chain)

@@ -17,7 +17,7 @@ from services.reward.reward_file import GROUP_PARAMETERS, PARAMETERS, RewardFile
 from services.reward.scorer import SOURCES, Media, Metadata
 from services.reward.scorers.python_process import Process, RewardProcessDied, python_command
 from shared.errors import SamplesFailed, UserError
-from shared.recipe.rewards import MAX_LOST_CALLS
+from shared.limits import MAX_LOST_CALLS
 
 PROMPT = "prompt"
 

@@ -19,6 +19,7 @@ from services.scheduler.core import fragments
 from services.scheduler.core.state import Plan, State, WorkerState
 from services.scheduler.core.tag.estimates import Estimate
 from services.scheduler.core.workers import GENERATES
+from shared.limits import DEADLINE_FACTOR, FIRST_DEADLINE_S, MIN_DEADLINE_S
 from shared.messages.contracts import FragmentReleased, WorkerRequest
 
 
@@ -37,8 +38,8 @@ def _deadline(plan: Plan, known: Estimate | None, times: int) -> float:
     if plan.schedule.slot_deadline_s != "auto":
         return plan.schedule.slot_deadline_s
     if known is None or known.value is None:
-        return limits.FIRST_DEADLINE_S
-    return max(limits.MIN_DEADLINE_S, limits.DEADLINE_FACTOR * times * known.value)
+        return FIRST_DEADLINE_S
+    return max(MIN_DEADLINE_S, DEADLINE_FACTOR * times * known.value)
 
 
 def exclude_late_devices(plan: Plan, state: State, _event: object, now: float) -> State:
@@ -142,7 +143,7 @@ def extend_deadlines(plan: Plan, state: State, address: str, now: float) -> Stat
 
 def _loading_limit(plan: Plan) -> float:
     deadline = plan.schedule.slot_deadline_s
-    return limits.FIRST_DEADLINE_S if deadline == "auto" else limits.DEADLINE_FACTOR * deadline
+    return FIRST_DEADLINE_S if deadline == "auto" else DEADLINE_FACTOR * deadline
 
 
 def count_return(plan: Plan, state: State, event: FragmentReleased, now: float) -> State:

@@ -17,8 +17,8 @@ from services.scheduler.core.workers import WorkerState as WorkerState
 from shared.learning.advantages import Advantages
 from shared.learning.prompts import PromptOrder
 from shared.learning.windows import Windows
+from shared.limits import MAX_PIECES
 from shared.messages.contracts import FragmentScored, FragmentSlot, Policy
-from shared.messages.fluid import MAX_PIECES
 from shared.recipe.schedule import RunSchedule
 
 Phase = Literal["waiting", "running", "paused", "stopped", "finished", "failed"]

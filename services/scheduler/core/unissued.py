@@ -12,7 +12,7 @@ from services.scheduler.core.state import (
     State,
     new_batch,
 )
-from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP
+from shared.limits import MAX_FRAGMENTS_PER_GROUP
 
 FRAGMENTS_PER_DEVICE = 5
 """Fragments of a batch per device: enough for early first groups, few enough to be efficient."""

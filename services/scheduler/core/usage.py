@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from services.scheduler.core.state import Plan, State, WorkerState
-from shared.run.usage import MAX_CHANGES, Change, DeviceUse, Timeline
+from shared.limits import MAX_CHANGES
+from shared.run.usage import Change, DeviceUse, Timeline
 
 
 def uses(plan: Plan, state: State) -> dict[str, DeviceUse]:

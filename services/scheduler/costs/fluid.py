@@ -21,7 +21,7 @@ from services.scheduler.costs.seconds import (
     speed,
 )
 from services.scheduler.costs.sizes import GIB_TO_GB
-from shared.messages.fluid import MAX_PIECES
+from shared.limits import MAX_PIECES
 
 HOST_DEVICES = 8
 """Default number of devices of a host."""

@@ -5,8 +5,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from services.scheduler.costs.sizes import Positive
-from shared.messages.contracts import MAX_GROUP_SIZE
-from shared.messages.fluid import MAX_PIECES
+from shared.limits import MAX_GROUP_SIZE, MAX_PIECES
 from shared.messages.records import Record
 
 BACKWARD = 2

@@ -24,7 +24,7 @@ from services.scheduler.shell.staleness import settle_staleness
 from services.scheduler.shell.standby import standby_app
 from services.scheduler.shell.views import run_figures
 from shared.errors import LeaseLost
-from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP
+from shared.limits import MAX_FRAGMENTS_PER_GROUP
 from shared.messages.volume import BatchVolume, prompt_bytes
 from shared.process.http_access import Access, AuditedChange
 from shared.process.otlp import tracing

@@ -18,9 +18,10 @@ from services.trainer.fluid.protocols import FluidDevice
 from services.trainer.fluid.replay import Replay
 from services.trainer.fluid.state import MemberState, ReferenceVersion
 from shared.errors import CommitConflict, DigenRLError, IntegrityError
+from shared.limits import WORKER_RETRY_S
 from shared.messages import subjects
 from shared.messages.contracts import Policy, PolicyPublished
-from shared.process.worker import RETRY_S, WorkerContext, patiently
+from shared.process.worker import WorkerContext, patiently
 from shared.run.commits import CommitRecord, newest_commit
 from shared.run.layout import commit_key, first_version_key
 from shared.run.shards import open_tensors
@@ -102,7 +103,7 @@ class MemberVersions:
         while True:
             record = await patiently(self._newest, "commits_unavailable")
             if record is None:  # the store does not show it yet
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(WORKER_RETRY_S)
                 continue
             try:
                 await patiently(partial(self._adopt, record), "store_unavailable")
@@ -112,7 +113,7 @@ class MemberVersions:
                 newest = await patiently(self._newest, "commits_unavailable")
                 if newest == record and await self._rebuild(record, error):
                     return record
-            await asyncio.sleep(RETRY_S)  # deleted meanwhile, as there are newer ones
+            await asyncio.sleep(WORKER_RETRY_S)  # deleted meanwhile, as there are newer ones
 
     async def _rebuild(self, record: CommitRecord, damage: IntegrityError) -> bool:
         """Make a damaged version again, if that is possible; else report a remedy."""
@@ -204,7 +205,7 @@ class MemberVersions:
         while time.monotonic() < end:
             if await patiently(self._newest, "commits_unavailable") is not None:
                 return True
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(WORKER_RETRY_S)
         return False
 
     async def _newest(self) -> CommitRecord | None:

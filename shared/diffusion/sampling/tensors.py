@@ -11,14 +11,8 @@ from torch import Tensor
 from shared.diffusion.loading.models import Conditions
 from shared.diffusion.sampling.sampler import Trajectory
 from shared.errors import ContractError
+from shared.limits import MAX_CONDITIONS, MAX_LATENT, MAX_LATENT_RMS, MAX_LOG_PROB
 from shared.store.tensor_header import check_header
-
-MAX_CONDITIONS = 64
-MAX_LATENT = 1e4
-MAX_LATENT_RMS = 1e3
-"""Latents of working networks stay within some tens."""
-MAX_LOG_PROB = 1e6
-"""Limit of a log-prob, which is a mean over elements."""
 
 
 def pack(tensors: dict[str, Tensor]) -> bytes:

@@ -6,6 +6,7 @@ import pytest
 
 from services.scheduler import limits
 from services.scheduler.core.inputs import Tick, WorkerInactive, WorkerLeft
+from shared.limits import DEADLINE_FACTOR, FIRST_DEADLINE_S, MIN_DEADLINE_S
 from shared.messages.contracts import (
     FragmentReleased,
     GenerateFragment,
@@ -108,7 +109,7 @@ def test_the_time_in_which_the_scheduler_stood_still_does_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "deadline"), [(1.0, limits.MIN_DEADLINE_S), (50.0, limits.DEADLINE_FACTOR * 100)]
+    ("seconds", "deadline"), [(1.0, MIN_DEADLINE_S), (50.0, DEADLINE_FACTOR * 100)]
 )
 def test_the_deadline_is_ten_times_what_the_device_took_before(
     seconds: float, deadline: float
@@ -121,7 +122,7 @@ def test_the_deadline_is_ten_times_what_the_device_took_before(
     assert machine.state.workers["a-0"].excluded is None
     ticks(machine, 10)
     assert machine.state.workers["a-0"].excluded == "late"
-    ticks(machine, limits.FIRST_DEADLINE_S - deadline - 60)
+    ticks(machine, FIRST_DEADLINE_S - deadline - 60)
     assert machine.state.workers["b-0"].excluded is None, "it has not finished anything yet"
     ticks(machine, 120)
     assert machine.state.workers["b-0"].excluded == "late"

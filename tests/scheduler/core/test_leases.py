@@ -2,7 +2,7 @@
 
 from services.scheduler import limits
 from services.scheduler.core.leases import Leases
-from shared.bus.queue import ACK_WAIT_S
+from shared.limits import ACK_WAIT_S
 
 
 def test_of_two_living_workers_of_one_name_the_first_keeps_it() -> None:

@@ -3,8 +3,8 @@ from dataclasses import replace
 from services.scheduler.core.inputs import DeviceReported, MachineInput
 from services.scheduler.core.tag.estimates import Costs
 from services.scheduler.core.workers import Loan
+from shared.limits import MAX_FRAGMENTS_PER_GROUP
 from shared.messages.contracts import (
-    MAX_FRAGMENTS_PER_GROUP,
     Command,
     FragmentFailed,
     FragmentReleased,

@@ -16,7 +16,7 @@ from services.scheduler.core.state import Plan
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.sim.steady import steady_plan
 from shared.devices.slices import FINE_PARTS
-from shared.messages.fluid import MAX_PIECES
+from shared.limits import MAX_PIECES
 from shared.recipe.schedule import RunSchedule
 
 

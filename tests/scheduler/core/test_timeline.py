@@ -1,7 +1,8 @@
 """The scheduler notes when devices change what they do."""
 
 from services.scheduler.core.usage import UsageMeter
-from shared.run.usage import MAX_CHANGES, DeviceUse, Timeline
+from shared.limits import MAX_CHANGES
+from shared.run.usage import DeviceUse, Timeline
 
 
 def test_changes_are_noted_once_and_an_absence_too() -> None:

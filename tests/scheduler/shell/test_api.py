@@ -21,11 +21,12 @@ from services.scheduler.shell.metrics import RUN, StepMetrics, measure_commit
 from services.scheduler.shell.roster import LastStatus
 from services.scheduler.shell.views import run_figures
 from services.scheduler.sim.staleness import StalenessDecision
+from shared.limits import MAX_RECENT_STEPS
 from shared.messages.workers import Device
 from shared.process.http_access import CodeView
 from shared.process.http_api import Problem
 from shared.process.service import ProbeView
-from shared.run.chain import MAX_RECENT_STEPS, SEGMENT_STEPS
+from shared.run.chain import SEGMENT_STEPS
 from shared.run.layout import timeline_key, usage_key
 from shared.run.usage import BatchUsage, Timeline
 from tests import examples

@@ -186,7 +186,7 @@ async def test_work_that_is_never_finished_is_reported(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shared.bus.queue.ACK_WAIT_S", 0.3)
-    monkeypatch.setattr("shared.bus.queue.MAX_DELIVER", 2)
+    monkeypatch.setattr("shared.bus.queue.MAX_DELIVERIES", 2)
     await bus.publish(examples.task())
     queue = bus.queue(subjects.TASK, "rollout")
     for _ in range(2):
@@ -199,7 +199,7 @@ async def test_work_that_is_never_finished_is_reported(
 
 
 async def test_nobody_answering_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.bus.connection.CONNECT_S", 1.0)
+    monkeypatch.setattr("shared.bus.connection.BROKER_CONNECT_S", 1.0)
     with pytest.raises(
         Unavailable, match=r"DIGENRL_NATS_URL: NATS at nats://127\.0\.0\.1:1 does not answer"
     ):

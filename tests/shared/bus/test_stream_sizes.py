@@ -5,11 +5,11 @@ import contextlib
 import pytest
 from nats.js import JetStreamContext
 
-from digenrl.local.brokers.nats_config import STORE_BYTES
+from digenrl.local.limits import MAX_JETSTREAM_BYTES
 from shared.bus.bus import Bus
-from shared.bus.streams import HEADER_BYTES, MAX_CONSUMERS, follower_config, stream_config
+from shared.bus.streams import follower_config, stream_config
 from shared.errors import UserError
-from shared.messages.fluid import MAX_MEMBERS, MAX_PIECES, MAX_SUMS_BYTES
+from shared.limits import MAX_CONSUMERS, MAX_HEADERS_BYTES, MAX_MEMBERS, MAX_PIECES, MAX_SUMS_BYTES
 from shared.messages.subjects import FLUID, TASK, TRAJ
 from tests.shared.messages.test_fluid import exchange, pieces_of
 
@@ -50,7 +50,7 @@ async def test_a_server_without_room_is_named_with_the_key_that_gives_it_some(
         if exists:
             await bus.ensure_streams()
         with pytest.raises(UserError, match=r"DG_TASK may need .*max_file_store"):
-            await bus.ensure_streams({TASK.name: 2 * STORE_BYTES})
+            await bus.ensure_streams({TASK.name: 2 * MAX_JETSTREAM_BYTES})
 
 
 async def test_a_stream_of_an_earlier_release_takes_larger_messages_and_more_readers(
@@ -61,7 +61,7 @@ async def test_a_stream_of_an_earlier_release_takes_larger_messages_and_more_rea
         await bus.jetstream.add_stream(former)
         await bus.ensure_streams()
         config = (await bus.jetstream.stream_info(FLUID.name)).config
-        assert config.max_msg_size == MAX_SUMS_BYTES + HEADER_BYTES
+        assert config.max_msg_size == MAX_SUMS_BYTES + MAX_HEADERS_BYTES
         assert config.max_consumers == MAX_CONSUMERS
 
 

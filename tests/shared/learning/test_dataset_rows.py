@@ -9,7 +9,7 @@ from shared.errors import UserError
 from shared.learning.dataset_rows import Columns, ConversionCounts, make_prompts
 from shared.learning.hub_datasets import PROMPTS_FILE
 from shared.learning.prompts import read_prompts
-from shared.messages.records import MAX_TEXT
+from shared.limits import MAX_TEXT
 
 PLAIN = Columns()
 

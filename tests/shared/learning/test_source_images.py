@@ -9,8 +9,9 @@ import pytest
 from PIL import Image
 
 from shared.errors import ContractError, UserError
-from shared.learning.pictures import MAX_BYTES, check_picture, decoded
+from shared.learning.pictures import check_picture, decoded
 from shared.learning.prompts import digest, read_prompts, read_rows, source_digests
+from shared.limits import MAX_PICTURE_BYTES
 from shared.messages.codec import decode, encode
 from shared.run.files import record_file
 from tests import examples
@@ -46,7 +47,7 @@ def test_a_picture_is_scaled_and_cropped_at_its_middle() -> None:
         (as_file(3, 20), "3 pixels; sides may be"),
         (as_file(20, 20)[:20], "damaged PNG"),
         (as_file(20, 20, "JPEG")[:30], "damaged JPEG"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(MAX_BYTES), "32 MiB"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(MAX_PICTURE_BYTES), "32 MiB"),
     ],
 )
 def test_what_is_no_picture_is_refused_unread(data: bytes, said: str) -> None:

@@ -8,11 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared.errors import ContractError
+from shared.limits import MAX_FRAGMENTS_PER_GROUP, MAX_MESSAGE_BYTES, MAX_SCORE, MAX_SUMS_BYTES
 from shared.messages.codec import decode, encode, group_bytes
 from shared.messages.contracts import (
-    MAX_FRAGMENTS_PER_GROUP,
-    MAX_MESSAGE_BYTES,
-    MAX_SCORE,
     Fragment,
     FragmentFailed,
     FragmentReleased,
@@ -30,7 +28,6 @@ from shared.messages.contracts import (
     Trajectories,
     WorkerRequest,
 )
-from shared.messages.fluid import MAX_SUMS_BYTES
 from shared.messages.workers import Device, DeviceLoan, MemoryShortage, WorkerStatus
 from tests import examples
 

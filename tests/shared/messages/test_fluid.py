@@ -5,17 +5,10 @@ from random import Random
 import pytest
 from pydantic import ValidationError
 
+from shared.limits import MAX_MEMBERS, MAX_PIECES, MAX_SUMS_BYTES
 from shared.messages import subjects
 from shared.messages.codec import decode, encode
-from shared.messages.fluid import (
-    MAX_MEMBERS,
-    MAX_PIECES,
-    MAX_SUMS_BYTES,
-    ExchangeSums,
-    Piece,
-    PieceTrained,
-    Share,
-)
+from shared.messages.fluid import ExchangeSums, Piece, PieceTrained, Share
 from shared.process.worker import new_address
 from tests import examples
 

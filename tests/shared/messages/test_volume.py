@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from services.scheduler.shell.service import stream_needs
+from shared.limits import MAX_FRAGMENTS_PER_GROUP
 from shared.messages import subjects, volume
 from shared.messages.codec import encode
 from shared.messages.contracts import (
-    MAX_FRAGMENTS_PER_GROUP,
     Fragment,
     FragmentGenerated,
     FragmentScored,

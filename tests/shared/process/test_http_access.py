@@ -21,13 +21,14 @@ from services.reward.server import create_app as scorer_app
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.standby import standby_app
+from shared import limits
 from shared.errors import UserError
-from shared.process import http_access
 from shared.process.http_access import (
     CALLER,
     OPERATIONS,
     ROLES,
     Access,
+    Caller,
     Role,
     TokenFile,
     TokenRecord,
@@ -280,25 +281,25 @@ def test_codes_and_sessions_end_and_a_link_gives_no_more_than_its_makers_role(
     now = 0.0
     access.clock = lambda: now
     late = link(client, tokens)
-    now += http_access.SIGN_IN_CODE_S
+    now += limits.SIGN_IN_CODE_S
     assert client.get(late).status_code == 401
     assert client.get(link(client, tokens, "viewer")).status_code == 303
     assert client.get("/v1/run").json() == "viewer"
     assert client.post("/v1/run/stop").status_code == 403
-    now += http_access.SESSION_S
+    now += limits.SESSION_S
     assert client.get("/v1/run").status_code == 401
 
 
 def test_no_more_codes_are_kept_than_a_limit(access: Access) -> None:
-    caller = http_access.Caller("x", "viewer")
-    codes = [access.new_code(caller) for _ in range(http_access.MAX_SESSIONS + 1)]
+    caller = Caller("x", "viewer")
+    codes = [access.new_code(caller) for _ in range(limits.MAX_SESSIONS + 1)]
     with pytest.raises(Refused):
         access.exchange(codes[0])
     assert access.exchange(codes[1])
 
 
 def test_a_viewer_signs_no_operator_out_however_often_it_signs_in(access: Access) -> None:
-    operator, viewer = http_access.Caller("ann", "operator"), http_access.Caller("bob", "viewer")
+    operator, viewer = Caller("ann", "operator"), Caller("bob", "viewer")
     session, unused = access.exchange(access.new_code(operator)), access.new_code(operator)
     for _ in range(300):
         access.exchange(access.new_code(viewer))

@@ -7,14 +7,8 @@ import time
 import pytest
 
 from shared.errors import Unavailable
-from shared.process.watchdog import (
-    DEADLINE_FACTOR,
-    EXIT_HUNG,
-    FIRST_DEADLINE_S,
-    MIN_DEADLINE_S,
-    Watchdog,
-    WorkInProgress,
-)
+from shared.limits import DEADLINE_FACTOR, FIRST_DEADLINE_S, MIN_DEADLINE_S
+from shared.process.watchdog import EXIT_HUNG, Watchdog, WorkInProgress
 from shared.process.worker import Worker
 
 HANGS = """

@@ -6,7 +6,7 @@ import pytest
 
 from digenrl.planning.entries import Processes
 from shared.errors import UserError
-from shared.messages.fluid import MAX_MEMBERS
+from shared.limits import MAX_MEMBERS
 from shared.recipe.recipe import load_recipe, override
 from tests.paths import ROOT
 

@@ -5,14 +5,8 @@ from pathlib import Path
 import pytest
 
 from shared.errors import ContractError
-from shared.run.chain import (
-    MAX_RECENT_STEPS,
-    SEGMENT_STEPS,
-    Chain,
-    CommitSummary,
-    read_chain,
-    summarise_commit,
-)
+from shared.limits import MAX_RECENT_STEPS
+from shared.run.chain import SEGMENT_STEPS, Chain, CommitSummary, read_chain, summarise_commit
 from shared.run.commits import CommitRecord, StoredRecord, record_digest
 from shared.run.layout import chain_folder, commit_key, segment_key
 from shared.store import ObjectStore

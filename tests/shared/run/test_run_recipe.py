@@ -18,7 +18,7 @@ from tests.paths import DIGITS
 async def test_a_worker_says_once_that_it_waits_for_the_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.run.run_recipe.POLL_S", 0.01)
+    monkeypatch.setattr("shared.run.run_recipe.RECIPE_POLL_S", 0.01)
     store, recipe = ObjectStore(FolderBackend(tmp_path)), load_recipe(DIGITS)
     with structlog.testing.capture_logs() as logs:
         waiting = asyncio.create_task(wait_for_recipe(store, recipe.run.name))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shared import limits
 from shared.errors import ContractError, IntegrityError
 from shared.messages.contracts import ObjectRef
 from shared.run import manifest as manifests
@@ -164,7 +165,7 @@ def test_what_is_no_manifest_at_all_is_refused(data: bytes) -> None:
 
 def test_too_many_shards_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ref = {"key": f"{FOLDER}/{'0' * 64}.safetensors", "sha256": "0" * 64, "size": 1}
-    shards = [{"object": ref, "pieces": {}}] * (manifests.MAX_SHARDS + 1)
+    shards = [{"object": ref, "pieces": {}}] * (limits.MAX_SHARDS + 1)
     data = json.dumps({"weights_digest": DIGEST, "shards": shards}).encode()
     with pytest.raises(ContractError):
         read_manifest(data, f"{FOLDER}/x{MANIFEST}")

@@ -136,7 +136,7 @@ def test_a_part_that_starves_is_sent_again_alone(
     endpoint = ServiceSettings(run="test").s3_endpoint
     assert endpoint is not None
     monkeypatch.setattr(bucket, "MAX_SILENCE", timedelta(seconds=SILENCE_S))
-    monkeypatch.setattr(bucket, "RETRIES", timedelta(seconds=SILENCE_S))
+    monkeypatch.setattr(bucket, "MAX_RETRY_TIME", timedelta(seconds=SILENCE_S))
     data = bytes(range(256)) * (6 * bucket.PART // 256)
     relay = Starvation(int(endpoint.rsplit(":", 1)[1]), [each * bucket.PART for each in after])
 
@@ -152,7 +152,7 @@ def test_a_part_that_starves_is_sent_again_alone(
 
 async def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket, "MAX_SILENCE", timedelta(seconds=0.3))
-    monkeypatch.setattr(bucket, "RETRIES", timedelta(seconds=0.3))
+    monkeypatch.setattr(bucket, "MAX_RETRY_TIME", timedelta(seconds=0.3))
 
     async def says_nothing(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
         await reader.read()
