@@ -70,10 +70,7 @@ class SlowedDevice:
         return self.device.weights_digest()
 
     async def begin(
-        self,
-        task: GenerateFragment,
-        conditions: bytes | None = None,
-        source: bytes | None = None,
+        self, task: GenerateFragment, conditions: bytes | None = None, source: bytes | None = None
     ) -> SlowedGeneration:
         return SlowedGeneration(await self.device.begin(task, conditions, source), self.factor)
 

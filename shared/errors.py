@@ -103,10 +103,7 @@ class SamplesFailed(ScoringError):
     """A scorer could not score some samples; it has scored the others."""
 
     def __init__(
-        self,
-        scores: Sequence[float | None],
-        reasons: Mapping[int, str],
-        final: Iterable[int] = (),
+        self, scores: Sequence[float | None], reasons: Mapping[int, str], final: Iterable[int] = ()
     ) -> None:
         """``scores`` has None, and ``reasons`` one line, for a sample without a score. Samples of
         ``final`` would fail again."""

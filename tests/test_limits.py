@@ -71,11 +71,7 @@ LIMITS: dict[str, dict[str, object]] = {
         "EXIT_TIMEOUT_S": 10.0,
         "SILENCE_TIMEOUT_S": 60.0,
     },
-    "services.rollout.limits": {
-        "MAX_PENDING_RESULTS": 2,
-        "DRAIN_S": 2.0,
-        "IDLE_RECHECK_S": 2.0,
-    },
+    "services.rollout.limits": {"MAX_PENDING_RESULTS": 2, "DRAIN_S": 2.0, "IDLE_RECHECK_S": 2.0},
     "services.scheduler.limits": {
         "LEASE_S": 5.0,
         "NAME_TAKEOVER_S": 2.5,

@@ -183,7 +183,7 @@ def _nothing(height: int, width: int) -> dict[str, Any]:
 
 
 _UNSCALED: Mapping[str, Callable[[int, int], dict[str, Any]]] = {
-    "flux-kontext": lambda height, width: {"max_area": height * width, "_auto_resize": False},
+    "flux-kontext": lambda height, width: {"max_area": height * width, "_auto_resize": False}
 }
 """Arguments by which a pipeline leaves the picture at its size."""
 

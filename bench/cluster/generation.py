@@ -40,10 +40,7 @@ class EmulatedDevice:
         return self.weights
 
     async def begin(
-        self,
-        task: GenerateFragment,
-        conditions: bytes | None = None,
-        source: bytes | None = None,
+        self, task: GenerateFragment, conditions: bytes | None = None, source: bytes | None = None
     ) -> FragmentGeneration:
         if conditions is not None:
             check_conditions(conditions, task.prompt.text)

@@ -14,14 +14,7 @@ from functools import partial
 from threading import Lock
 
 from bench.cluster.accounts import Account, PieceEntries, Total
-from bench.cluster.blobs import (
-    BytesPart,
-    EmulatedWeights,
-    Kept,
-    digest_of,
-    head_of,
-    parts_of,
-)
+from bench.cluster.blobs import BytesPart, EmulatedWeights, Kept, digest_of, head_of, parts_of
 from bench.cluster.generation import EmulatedDevice, check_group
 from bench.cluster.hold import QueuedHeld
 from bench.cluster.ledger import entries_of

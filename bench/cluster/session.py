@@ -29,10 +29,7 @@ from shared.messages.fluid import WeightsStored
 MEMORY = Path("/dev/shm")
 """Objects are files in memory: SeaweedFS takes 10 ms of a core for each MB that is put, and 2 ms
 for each object, more than two cores have at these rates."""
-MALLOC = {
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-}
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 """Makes the emulated hosts, all on this machine, use memory again: a new page costs as much time as
 filling it does."""
 SILENCE_S = 60.0

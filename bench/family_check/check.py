@@ -87,11 +87,7 @@ class _Checks:
 
     def _chosen_size(self, multiple: int) -> Size:
         """Return a small size that the pipeline takes as well, if the spec is mistaken."""
-        names = (
-            "vae_scale_factor",
-            "vae_scale_factor_spatial",
-            "vae_spatial_compression_ratio",
-        )
+        names = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_compression_ratio")
         factors = [getattr(self._pipeline, name, None) for name in names]
         side = math.lcm(multiple, 2 * next((factor for factor in factors if factor), 8))
         factor = self._spec.frame_factor

@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bench.full_size.recipe import Shape, write_recipe
-from bench.gpu_day.memory import (
-    TINY_SHAPE,
-    Allocator,
-    group_of,
-    model_folder,
-    print_line,
-    task_of,
-)
+from bench.gpu_day.memory import TINY_SHAPE, Allocator, group_of, model_folder, print_line, task_of
 from bench.gpu_day.report import keep
 from digenrl.trace.device_profile.ladder import timed
 from services.trainer.engine.trainer_engine import TrainerEngine

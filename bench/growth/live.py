@@ -201,9 +201,7 @@ async def measure(folder: Path, num_workers: int, batches: int) -> LiveCosts:
                 plan, bus, open_store(settings.store), index, Health(), state=first_state(plan)
             )
             process = multiprocessing.get_context("spawn").Process(
-                target=fleet,
-                args=(settings, num_workers),
-                daemon=True,
+                target=fleet, args=(settings, num_workers), daemon=True
             )
             process.start()
             try:

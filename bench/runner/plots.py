@@ -50,10 +50,7 @@ def bars(
     figure = Figure(figsize=(1.8 + 1.1 * len(given), 4.0), layout="constrained")
     axes = figure.subplots()
     heights = [bar.seconds for bar in given]
-    spread = [
-        [bar.seconds - bar.low for bar in given],
-        [bar.high - bar.seconds for bar in given],
-    ]
+    spread = [[bar.seconds - bar.low for bar in given], [bar.high - bar.seconds for bar in given]]
     places = range(len(given))
     axes.bar(places, heights, yerr=spread, color=MEASURED, width=0.6, capsize=3, label="measured")
     for place, bar in enumerate(given):

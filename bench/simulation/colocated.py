@@ -16,11 +16,7 @@ from statistics import NormalDist
 from typing import Literal
 
 from services.scheduler.costs.profile import Profile
-from services.scheduler.costs.seconds import (
-    fragment_seconds,
-    gradient_seconds,
-    speed,
-)
+from services.scheduler.costs.seconds import fragment_seconds, gradient_seconds, speed
 
 Baseline = Literal["2026-06", "batched", "tuned"]
 BASELINES: tuple[Baseline, ...] = ("2026-06", "batched", "tuned")

@@ -15,8 +15,7 @@ def sim(
     trainer: Annotated[str, typer.Option(help="devices that train, kind=count,...")],
     variant: ProfileVariant = Variant.lora,
     shard_devices: Annotated[
-        int | None,
-        typer.Option(min=1, help="with --variant full: devices of a shard group"),
+        int | None, typer.Option(min=1, help="with --variant full: devices of a shard group")
     ] = None,
     mode: Annotated[
         str,

@@ -22,8 +22,7 @@ def tail_check(
     tail: Annotated[int, typer.Option(min=1, help="steps after the end of the last window")],
     prompts: Annotated[int, typer.Option(min=1, help="number of prompts")] = 16,
     samples: Annotated[
-        int | None,
-        typer.Option(min=2, help="samples per prompt; by default a group's, 12 at most"),
+        int | None, typer.Option(min=2, help="samples per prompt; by default a group's, 12 at most")
     ] = None,
 ) -> None:
     """Compare the ranking of samples with a coarse tail and with all steps."""

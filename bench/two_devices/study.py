@@ -21,14 +21,7 @@ from bench.runner.rounds import by_turns
 from bench.runner.session import Session, open_session
 from bench.stored import write_result
 from bench.two_devices.compare import PartResult, RunFigures, figures_of, summarise
-from bench.two_devices.modes import (
-    FAST_ALONE,
-    ONE_STEP,
-    SEQUENTIAL,
-    Mode,
-    Part,
-    modes_of,
-)
+from bench.two_devices.modes import FAST_ALONE, ONE_STEP, SEQUENTIAL, Mode, Part, modes_of
 from bench.two_devices.output import as_plain, draw, show_part
 from bench.two_devices.run import measured_run, on
 from digenrl.local.checking.inputs import check_inputs

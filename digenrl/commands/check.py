@@ -6,14 +6,7 @@ from typing import Annotated
 
 import typer
 
-from digenrl.commands.options import (
-    AsJson,
-    HostGpus,
-    HostMemory,
-    Hosts,
-    LaunchUs,
-    RecipeFile,
-)
+from digenrl.commands.options import AsJson, HostGpus, HostMemory, Hosts, LaunchUs, RecipeFile
 from digenrl.commands.recipe_options import given_keys
 from shared.errors import UserError
 
@@ -37,8 +30,7 @@ def check(
         ),
     ] = None,
     elsewhere: Annotated[
-        bool,
-        typer.Option("--elsewhere", help="skip model and rewards, which are on other hosts"),
+        bool, typer.Option("--elsewhere", help="skip model and rewards, which are on other hosts")
     ] = False,
     traced: Annotated[
         bool,
@@ -49,8 +41,7 @@ def check(
         ),
     ] = False,
     save_profile: Annotated[
-        Path | None,
-        typer.Option(help="with --trace: write a cost profile for plan and --profile"),
+        Path | None, typer.Option(help="with --trace: write a cost profile for plan and --profile")
     ] = None,
     launch_us: LaunchUs = None,
     as_json: AsJson = False,

@@ -24,8 +24,7 @@ def export(
     run: RunOption = "",
     layout: Annotated[Layouts, typer.Option(help="key names of the files")] = "diffusers",
     version: Annotated[
-        str,
-        typer.Option(help="number of the version to export; newest, or best by its evaluation"),
+        str, typer.Option(help="number of the version to export; newest, or best by its evaluation")
     ] = "newest",
     out: Annotated[
         Path | None, typer.Option(help="folder; by default adapter-LAYOUT in the run's folder")

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from digenrl.commands.options import (
-    RUNS,
-    AsJson,
-    RunArgument,
-    Runs,
-    SchedulerAddress,
-    TokenFile,
-)
+from digenrl.commands.options import RUNS, AsJson, RunArgument, Runs, SchedulerAddress, TokenFile
 from digenrl.commands.tables import table
 from digenrl.local.runs import find_run, runs_folder
 from digenrl.reading.wording import visible

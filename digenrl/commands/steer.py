@@ -212,8 +212,7 @@ def add_actions(app: typer.Typer) -> None:
     def pause(
         run: RunName,
         at_failure: Annotated[
-            bool,
-            typer.Option("--at-failure", help="as soon as an attempt fails, not at once"),
+            bool, typer.Option("--at-failure", help="as soon as an attempt fails, not at once")
         ] = False,
         scheduler: SchedulerAddress = "",
         token_file: TokenFile = None,

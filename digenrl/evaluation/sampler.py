@@ -69,9 +69,7 @@ class Sampler:
         self._encodes_on = torch.device("cpu") if holding.memory == "streamed" else own_device()
         self._encode(rows)
         self._policy: LoadedPolicy = load_policy(
-            recipe,
-            {"transformer", "decoder"},
-            holding=holding,
+            recipe, {"transformer", "decoder"}, holding=holding
         )
         self._at_once = RowsAtOnce(self._policy.device)
         self._stopping = stopping or threading.Event()

@@ -46,10 +46,7 @@ BLIP: Names = (
     (r"^blip\.visual_encoder\.norm\.", "vision_model.post_layernorm."),
     (r"^blip\.visual_encoder\.cls_token$", "vision_model.embeddings.class_embedding"),
     (r"^blip\.visual_encoder\.pos_embed$", "vision_model.embeddings.position_embedding"),
-    (
-        r"^blip\.visual_encoder\.patch_embed\.proj\.",
-        "vision_model.embeddings.patch_embedding.",
-    ),
+    (r"^blip\.visual_encoder\.patch_embed\.proj\.", "vision_model.embeddings.patch_embedding."),
     (r"\.norm(\d)\.", r".layer_norm\1."),
     (r"\.attn\.proj\.", ".self_attn.projection."),
     (r"\.attn\.qkv\.", ".self_attn.qkv."),

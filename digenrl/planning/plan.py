@@ -116,10 +116,7 @@ def _placed(found: PlacementAdvice, hosts: Hosts) -> PlacementAdvice:
 
 
 def advised_keys(
-    placement: ModelPlacement,
-    split: Split,
-    schedule: RunSchedule,
-    recipe: Recipe | None,
+    placement: ModelPlacement, split: Split, schedule: RunSchedule, recipe: Recipe | None
 ) -> dict[str, Any]:
     """Return what to write into a recipe for a row of a plan."""
     keys = recipe_keys(split, schedule, recipe=recipe)

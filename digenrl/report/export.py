@@ -30,10 +30,7 @@ OPTION = "--adapter"
 
 
 def export_adapter(
-    folder: Path,
-    tensors: dict[str, Tensor],
-    recipe: Recipe,
-    layout: Layout = Layout.diffusers,
+    folder: Path, tensors: dict[str, Tensor], recipe: Recipe, layout: Layout = Layout.diffusers
 ) -> str:
     """Write the adapter and return the sha256 of its concatenated files.
 

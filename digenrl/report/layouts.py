@@ -139,9 +139,7 @@ def _shapes(folder: Path, network: str) -> dict[str, tuple[int, int]]:
 
 
 def _joined(
-    tensors: Mapping[str, Tensor],
-    parts: tuple[str, ...],
-    shapes: Mapping[str, tuple[int, int]],
+    tensors: Mapping[str, Tensor], parts: tuple[str, ...], shapes: Mapping[str, tuple[int, int]]
 ) -> tuple[Tensor, Tensor]:
     """Return A (n rank, inputs) and B (all outputs, n rank) of n layers as one."""
     if len(parts) == 1:

@@ -29,13 +29,7 @@ from shared.diffusion.weights.trained_weights import (
 )
 from shared.diffusion.weights.weight_sets import WeightSets
 from shared.errors import UserError
-from shared.models.catalogue import (
-    PartConfig,
-    boundary,
-    check_family,
-    network_folders,
-    text_tokens,
-)
+from shared.models.catalogue import PartConfig, boundary, check_family, network_folders, text_tokens
 from shared.models.memory import ITEM_BYTES, Form, is_block_matrix
 from shared.recipe.recipe import Recipe
 

@@ -132,12 +132,7 @@ def trainer_needs(memory: Memory, use: ModelUse) -> DeviceMemory:
         network = masters if use.ranks > 1 else network
         trained = use.sets.size(network, masters)
     return DeviceMemory(
-        network=network,
-        text=0.0,
-        decoder=0.0,
-        trained=trained,
-        peak=_train(memory, use),
-        host=host,
+        network=network, text=0.0, decoder=0.0, trained=trained, peak=_train(memory, use), host=host
     )
 
 
@@ -219,11 +214,7 @@ def with_memory(profile: Profile, use: ModelUse, streams: Collection[str] = ()) 
 
 def _streaming(memory: Memory, use: ModelUse) -> Streaming:
     needed = rollout_needs(memory, replace(use, streams=True))
-    return Streaming(
-        memory_gib=needed.total,
-        held_gib=needed.held,
-        host_gib=needed.host,
-    )
+    return Streaming(memory_gib=needed.total, held_gib=needed.held, host_gib=needed.host)
 
 
 def _network(memory: Memory, use: ModelUse) -> float:

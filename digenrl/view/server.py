@@ -37,12 +37,7 @@ from digenrl.reading.facts import MAX_LETTERS
 from digenrl.reading.letters import reasons
 from digenrl.reading.wording import KINDS, QUEUES, USE_WORDS, cause
 from digenrl.view.errors import add_error_pages
-from digenrl.view.figures import (
-    PER_PAGE,
-    curves_of,
-    sample_of,
-    samples_of,
-)
+from digenrl.view.figures import PER_PAGE, curves_of, sample_of, samples_of
 from digenrl.view.markup import templates
 from services.scheduler.costs.profile import profile_names
 from services.scheduler.shell.api_models import RunView, TagView

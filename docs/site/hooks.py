@@ -18,11 +18,7 @@ OUTSIDE = re.compile(r"\[(?P<text>[^\[\]]*)\]\((?:\.\./)+(?P<path>[^)#]*)(?:#[^)
 
 
 def on_files(files: Files, config: Any) -> Files:
-    made = {
-        "index.md": index(),
-        "reference/commands.md": commands(),
-        "reference/api.md": api(),
-    }
+    made = {"index.md": index(), "reference/commands.md": commands(), "reference/api.md": api()}
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
     return files

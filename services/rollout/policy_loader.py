@@ -33,11 +33,7 @@ from shared.run.commits import CommitRecord, newest_commit, read_commit
 from shared.run.layout import weights_folder
 from shared.run.shards import open_tensors
 from shared.run.versions import Version, VersionIndex
-from shared.telemetry import (
-    ANNOUNCEMENTS_REFUSED,
-    WEIGHTS_LOAD_SECONDS,
-    WEIGHTS_PAUSE_SECONDS,
-)
+from shared.telemetry import ANNOUNCEMENTS_REFUSED, WEIGHTS_LOAD_SECONDS, WEIGHTS_PAUSE_SECONDS
 
 log = structlog.get_logger()
 

@@ -17,12 +17,7 @@ from typing import Any
 import structlog
 
 from shared.limits import MAX_KEPT_SPANS
-from shared.messages.contracts import (
-    FragmentGenerated,
-    GenerateFragment,
-    Message,
-    PolicyPublished,
-)
+from shared.messages.contracts import FragmentGenerated, GenerateFragment, Message, PolicyPublished
 
 HEADER = "traceparent"
 

@@ -163,8 +163,7 @@ class FragmentQueue:
         try:
             with self._worker.lacking("waiting_for_conditions", note):
                 queued.conditions = await encoded.get(
-                    task.prompt,
-                    lambda: queued in self._waiting and not self._is_stale(task),
+                    task.prompt, lambda: queued in self._waiting and not self._is_stale(task)
                 )
         except FaultyConditions as error:
             queued.fault = error

@@ -63,10 +63,7 @@ class GeneratingDevice(Protocol):
         """Return the digest of the weights in use."""
 
     async def begin(
-        self,
-        task: GenerateFragment,
-        conditions: bytes | None = None,
-        source: bytes | None = None,
+        self, task: GenerateFragment, conditions: bytes | None = None, source: bytes | None = None
     ) -> FragmentGeneration:
         """Return the fragment as noise; no denoising step is taken yet. Without ``conditions``,
         which an encoder has made of its prompt, the device encodes the prompt itself, together with

@@ -142,10 +142,7 @@ class Generator:
         return pack(self._encoded(prompt, source, negative))
 
     def begin(
-        self,
-        task: GenerateFragment,
-        conditions: bytes | None = None,
-        source: bytes | None = None,
+        self, task: GenerateFragment, conditions: bytes | None = None, source: bytes | None = None
     ) -> GenerationInProgress:
         """Begins a fragment as noise, without a denoising step: from ``conditions``, which an
         encoder has made of its prompt, or with the prompt, and the file of its ``source`` image,
@@ -371,10 +368,7 @@ class LocalGenerator:
         return self._generator.weights_digest()
 
     async def begin(
-        self,
-        task: GenerateFragment,
-        conditions: bytes | None = None,
-        source: bytes | None = None,
+        self, task: GenerateFragment, conditions: bytes | None = None, source: bytes | None = None
     ) -> LocalGeneration:
         work = await asyncio.to_thread(self._generator.begin, task, conditions, source)
         return LocalGeneration(self._generator, work)

@@ -21,11 +21,7 @@ from shared.diffusion.sampling.sampler import SamplingPlan
 from shared.diffusion.weights.master_weights import MastersPlace, ShardsPlace, TrainedWeights
 from shared.diffusion.weights.starting_adapter import load_adapter
 from shared.diffusion.weights.streaming import stream
-from shared.diffusion.weights.trained_weights import (
-    ADAPTER,
-    WeightsInUse,
-    trained_parameters,
-)
+from shared.diffusion.weights.trained_weights import ADAPTER, WeightsInUse, trained_parameters
 from shared.diffusion.weights.weight_sets import WeightSets
 from shared.errors import UserError
 from shared.learning.algorithms import ALGORITHMS
@@ -185,10 +181,7 @@ def _loaded(
 
 @contextmanager
 def loading(
-    folder: Path,
-    parts: set[ModelPart],
-    device: torch.device,
-    place: Place | None,
+    folder: Path, parts: set[ModelPart], device: torch.device, place: Place | None
 ) -> Iterator[Progress]:
     """Surrounds the loading of a model: logs what is loaded, every few seconds how much of it is
     there, and how long it took. Gives what is to be called with numbers of bytes that are read."""

@@ -27,13 +27,7 @@ from typing import Annotated, Any, Literal, Self, TypedDict
 
 from pydantic import Field, FiniteFloat, JsonValue, field_validator, model_validator
 
-from shared.limits import (
-    MAX_GROUP_SIZE,
-    MAX_METADATA,
-    MAX_METADATA_DEPTH,
-    MAX_SCORE,
-    MAX_SCORERS,
-)
+from shared.limits import MAX_GROUP_SIZE, MAX_METADATA, MAX_METADATA_DEPTH, MAX_SCORE, MAX_SCORERS
 from shared.messages.fluid import Checksum, FluidCommand, FluidEvent
 from shared.messages.records import Count, Digest, Record, Seconds, Text, Token, is_none, wire_name
 from shared.messages.records import ObjectRef as ObjectRef
@@ -120,10 +114,7 @@ class Fragment(FragmentSlot):
     @property
     def slot(self) -> FragmentSlot:
         return FragmentSlot(
-            batch=self.batch,
-            group=self.group,
-            first_sample=self.first_sample,
-            attempt=self.attempt,
+            batch=self.batch, group=self.group, first_sample=self.first_sample, attempt=self.attempt
         )
 
     @property

@@ -21,13 +21,7 @@ from shared.errors import ContractError
 from shared.limits import MAX_CONCURRENT_READS, MAX_RECENT_STEPS
 from shared.messages.contracts import ObjectRef, Policy
 from shared.messages.records import Count, Digest, Record, Token
-from shared.run.commits import (
-    CommitRecord,
-    StoredRecord,
-    broken_chain,
-    read_stored,
-    read_verified,
-)
+from shared.run.commits import CommitRecord, StoredRecord, broken_chain, read_stored, read_verified
 from shared.run.layout import named_objects, numbers_in, segment_key
 from shared.store import ObjectStore
 
@@ -148,10 +142,7 @@ class Chain:
 
 
 async def read_chain(
-    store: ObjectStore,
-    run: str,
-    *,
-    wanted: Callable[[CommitSummary], bool] = lambda step: False,
+    store: ObjectStore, run: str, *, wanted: Callable[[CommitSummary], bool] = lambda step: False
 ) -> Chain:
     """Return the chain of a run.
 

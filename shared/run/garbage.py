@@ -15,12 +15,7 @@ from shared.limits import SAFE_AGE_S
 from shared.run.commands import oldest_needed_batch
 from shared.run.commits import CommitRecord, commit_chain
 from shared.run.evaluations import GoldFigures
-from shared.run.layout import (
-    batch_folder,
-    evaluations_folder,
-    parse_name,
-    stored_batches,
-)
+from shared.run.layout import batch_folder, evaluations_folder, parse_name, stored_batches
 from shared.run.retention import (
     Manifests,
     Retention,

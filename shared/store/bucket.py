@@ -60,7 +60,7 @@ class BucketBackend:
                 "connect_timeout": STORE_CONNECT_TIMEOUT,
                 "read_timeout": MAX_SILENCE,
                 "timeout": MAX_REQUEST_TIME,
-            },
+            }
         }
         if settings.url.startswith("s3:"):
             options |= _s3_options(settings)

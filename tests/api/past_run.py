@@ -6,13 +6,7 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 
-from shared.messages.contracts import (
-    Fragment,
-    FragmentScored,
-    ObjectRef,
-    TrainGroup,
-    Trajectories,
-)
+from shared.messages.contracts import Fragment, FragmentScored, ObjectRef, TrainGroup, Trajectories
 from shared.run.commands import store_commands
 from shared.run.commits import commit
 from shared.run.layout import batch_folder

@@ -181,9 +181,7 @@ def test_what_a_scheduler_answered_is_answered_after_the_end_from_the_store(past
         past.get_batch(1)
 
 
-def test_a_request_whose_answer_is_lost_is_sent_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_request_whose_answer_is_lost_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "RETRY_DELAY_S", 0.0)
     asked: list[httpx.Request] = []
 

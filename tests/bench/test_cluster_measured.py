@@ -10,22 +10,11 @@ from hypothesis import strategies as st
 
 from bench.cluster.case import Case
 from bench.cluster.measured import MeasuredRun, measure
-from bench.cluster.modes import (
-    MODES,
-    Chosen,
-    chosen,
-    predicted,
-    without_hand_over,
-)
+from bench.cluster.modes import MODES, Chosen, chosen, predicted, without_hand_over
 from bench.cluster.request import Request
 from bench.cluster.results import case_result
 from bench.cluster.session import EmulatedRun
-from bench.cluster.setting import (
-    Setting,
-    default_scale,
-    recipe_of,
-    write_prompts,
-)
+from bench.cluster.setting import Setting, default_scale, recipe_of, write_prompts
 from bench.runner.figures import Interval, means, samples_between
 from bench.runner.watch import Sample
 from services.scheduler.costs.floor import floor_seconds

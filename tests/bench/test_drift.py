@@ -91,9 +91,7 @@ def test_a_mode_that_was_never_committed_is_named(tmp_path: Path) -> None:
     assert "sorcery: no committed row of this mode" in shown(quick(tmp_path, renamed))
 
 
-def test_two_devices_are_compared_by_their_speeds_where_batches_are_smaller(
-    tmp_path: Path,
-) -> None:
+def test_two_devices_are_compared_by_their_speeds_where_batches_are_smaller(tmp_path: Path) -> None:
     def small(result: dict[str, Any]) -> None:
         for part, words in result["changes"].items():
             now = words.replace("trainer.order = arrival", "trainer.deterministic = False")

@@ -11,11 +11,7 @@ from bench.two_devices.compare import RunFigures, figures_of, summarise
 from bench.two_devices.intervals import Job, intervals_of, jobs_of
 from bench.two_devices.modes import ONE_STEP, Mode
 from bench.two_devices.run import ROLLOUT, TRAINER
-from shared.messages.contracts import (
-    FragmentGenerated,
-    Message,
-    PolicyPublished,
-)
+from shared.messages.contracts import FragmentGenerated, Message, PolicyPublished
 from shared.messages.fluid import Piece, PieceTrained
 from shared.run.usage import BatchUsage, TagUsage
 from tests.examples import generated as generated_from
@@ -112,11 +108,7 @@ def test_a_generation_that_was_interrupted_is_drawn_around_the_training() -> Non
     generation = Job(device=TRAINER, use="generate", end=10.0, seconds=4.0, samples=GROUP)
     training = Job(device=TRAINER, use="train", end=8.0, seconds=3.0, samples=GROUP)
     drawn = [(i.use, i.begin, i.end) for i in intervals_of([generation, training])]
-    assert drawn == [
-        ("generate", 3.0, 5.0),
-        ("train", 5.0, 8.0),
-        ("generate", 8.0, 10.0),
-    ]
+    assert drawn == [("generate", 3.0, 5.0), ("train", 5.0, 8.0), ("generate", 8.0, 10.0)]
 
 
 @given(

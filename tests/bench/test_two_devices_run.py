@@ -13,11 +13,7 @@ from tests.paths import DIGITS
 
 pytestmark = [pytest.mark.run, pytest.mark.slow, pytest.mark.slow, pytest.mark.timeout(300)]
 
-TINY = {
-    "batch.group_size": 4,
-    "schedule.fragment_size": 4,
-    "trainer.micro_batch": 4,
-}
+TINY = {"batch.group_size": 4, "schedule.fragment_size": 4, "trainer.micro_batch": 4}
 
 
 @pytest.mark.skipif(

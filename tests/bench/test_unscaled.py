@@ -7,13 +7,7 @@ import pytest
 from bench.cluster import unscaled
 from bench.cluster.payloads import payload_of, whole
 from bench.cluster.rows import UNSCALED
-from bench.cluster.unscaled import (
-    PlainWrites,
-    check_room,
-    commit_of,
-    needed_bytes,
-    write_plainly,
-)
+from bench.cluster.unscaled import PlainWrites, check_room, commit_of, needed_bytes, write_plainly
 from bench.runner.figures import Interval
 from shared.errors import UserError
 from tests.waiting import until

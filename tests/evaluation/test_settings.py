@@ -21,12 +21,7 @@ def changed(**evaluation: Any) -> Recipe:
 
 @pytest.mark.parametrize(
     ("every", "last", "due"),
-    [
-        (2, 5, [0, 2, 4, 5]),
-        (2, 4, [0, 2, 4]),
-        (1, 2, [0, 1, 2]),
-        (100, 3, [0, 3]),
-    ],
+    [(2, 5, [0, 2, 4, 5]), (2, 4, [0, 2, 4]), (1, 2, [0, 1, 2]), (100, 3, [0, 3])],
 )
 def test_the_first_every_nth_and_the_last_version_are_due(
     every: int, last: int, due: list[int]

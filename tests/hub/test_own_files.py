@@ -86,10 +86,7 @@ def test_files_of_each_format_may_hold_the_images_themselves(tmp_path: Path) -> 
             r"folder: more.csv line 2 has more cells .* in double quotes; correct",
         ),
         ({"folder": "latin.csv"}, r"folder: latin.csv cannot be read: it is no text in UTF-8"),
-        (
-            {"revision": "0" * 40},
-            r"revision: the prompts of .*mine have the digest \w+ now, not",
-        ),
+        ({"revision": "0" * 40}, r"revision: the prompts of .*mine have the digest \w+ now, not"),
     ],
 )
 def test_what_cannot_be_made_is_one_line_with_field_and_remedy(

@@ -45,9 +45,7 @@ def up(tmp_path: Path) -> Typed:
     return Typed(tmp_path / "runs")
 
 
-def test_an_unfinished_run_of_the_same_recipe_goes_on_and_the_first_line_says_so(
-    up: Typed,
-) -> None:
+def test_an_unfinished_run_of_the_same_recipe_goes_on_and_the_first_line_says_so(up: Typed) -> None:
     first = up()
     folder, secret = first.folder, first.keys.secret("trainer")
     assert up.said == []

@@ -277,11 +277,7 @@ def test_all_weights_are_counted_in_float32(tmp_path: Path) -> None:
 
 BROKEN = {
     "a key that nobody knows": ("window = 3", "windw = 3", "did you mean window?"),
-    "no arithmetic": (
-        'mode = "fluid"',
-        'mode = "fluid"\nfragment_size = 7',
-        "6 and 8",
-    ),
+    "no arithmetic": ('mode = "fluid"', 'mode = "fluid"\nfragment_size = 7', "6 and 8"),
     "a window too long": ("window = 3", "window = 9", "window: 9 steps from step 0 reach past"),
     "another algorithm": ('name = "cps"', 'name = "csp"', "algorithm.name: "),
     "another transition": (

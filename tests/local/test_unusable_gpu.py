@@ -113,11 +113,7 @@ def test_a_run_ends_with_the_line_of_its_worker(
     ],
 )
 def test_a_process_computes_on_the_cpu_if_it_was_given_no_gpu(
-    named: str | None,
-    has_gpu: bool,
-    is_cpu: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    named: str | None, has_gpu: bool, is_cpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the variable does not say so, it is given what the host, or the container, has."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -64,12 +64,7 @@ def test_other_bad_input_is_refused_in_one_line() -> None:
         ("plan", "--devices", "h100=2"): "give a recipe, or --profile; known are flux1-dev",
         ("plan", "--devices", "h100=2", "--profile", "sdxl"): "no cost profile sdxl; known are",
         ("plan", "no.toml", "--devices", "h100=2"): "cannot read the recipe no.toml",
-        (
-            "plan",
-            str(DIGITS),
-            "--devices",
-            "h100=2",
-        ): "--profile: no cost profile fits the network",
+        ("plan", str(DIGITS), "--devices", "h100=2"): "--profile: no cost profile fits the network",
     }.items():
         assert _refusal(*words).startswith(start)
 

@@ -28,13 +28,7 @@ ROLES = {"schedule.mode": "disaggregated", "rollout.workers": 1}
 def planned(recipe: str, profile: str, devices: dict[str, int], host_gpus: int) -> PlanResult:
     loaded = override(load_recipe(RECIPES / f"{recipe}.toml"), ROLES)
     costs = with_memory(*costs_and_use(loaded, profile))
-    return plan_split(
-        costs,
-        devices,
-        loaded.run_schedule,
-        effort=QUICK,
-        host_gpus=host_gpus,
-    )
+    return plan_split(costs, devices, loaded.run_schedule, effort=QUICK, host_gpus=host_gpus)
 
 
 @pytest.mark.parametrize(

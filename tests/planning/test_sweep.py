@@ -12,13 +12,7 @@ from services.scheduler.costs.profile import load_profile
 from services.scheduler.costs.split import Split
 from services.scheduler.sim.profiled import simulate
 from shared.recipe.schedule import RunSchedule
-from tests.planning.sweep import (
-    Case,
-    seconds,
-    setting_of,
-    settings,
-    simulated,
-)
+from tests.planning.sweep import Case, seconds, setting_of, settings, simulated
 
 AS_GOOD = 1.03
 

@@ -15,7 +15,7 @@ READ_ALARM: Edits = {
             "    return [f'the loss of step {low[-1]} is below -1'] if low else []\n\n\n"
             "def _skipped(",
         ),
-    ),
+    )
 }
 SCHEDULER_ALARM: Edits = {
     "services/scheduler/shell/run_alarms.py": (
@@ -24,7 +24,7 @@ SCHEDULER_ALARM: Edits = {
             '            "one_worker": "one worker does all" if len(workers) == 1 else "",\n'
             '            "nothing_trained":',
         ),
-    ),
+    )
 }
 READ = """
 from pathlib import Path

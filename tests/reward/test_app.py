@@ -18,9 +18,7 @@ from tests.paths import ROOT
 from tests.reward.on_bus import context_alone
 
 PROXY = recipe_rewards.ScorerTable(
-    name="proxy",
-    type="digit-probability",
-    folder=ROOT / "models" / "digits-rewards",
+    name="proxy", type="digit-probability", folder=ROOT / "models" / "digits-rewards"
 )
 
 

@@ -245,9 +245,7 @@ def test_a_picture_is_sized_as_qwen_s_processor_sizes_it(
 
 
 def test_a_still_is_cut_as_transformers_cuts_it() -> None:
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
-        Qwen2VLImageProcessorPil,
-    )
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     image = images(1, 56, 84)[0]
     made = Qwen2VLImageProcessorPil(do_resize=False)(images=[image], return_tensors="pt")

@@ -106,8 +106,7 @@ def test_a_head_of_one_layer_needs_no_number(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "file"),
-    [("aesthetic", HEAD), ("image-reward", WEIGHTS), ("hpsv2", "config.json")],
+    ("kind", "file"), [("aesthetic", HEAD), ("image-reward", WEIGHTS), ("hpsv2", "config.json")]
 )
 def test_a_missing_file_is_found_before_anything_is_loaded(
     kind: str, file: str, folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,12 +3,7 @@
 import asyncio
 
 from shared.errors import OutOfMemory
-from shared.messages.contracts import (
-    FragmentFailed,
-    FragmentGenerated,
-    FragmentReleased,
-    Prompt,
-)
+from shared.messages.contracts import FragmentFailed, FragmentGenerated, FragmentReleased, Prompt
 from shared.run.layout import conditions_folder
 from tests import examples
 from tests.rollout.worker import ADDRESS, RUN, Cluster

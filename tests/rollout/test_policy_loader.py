@@ -5,10 +5,7 @@ import asyncio
 import pytest
 
 from shared.errors import IntegrityError, Unavailable
-from shared.messages.contracts import (
-    FragmentFailed,
-    FragmentReleased,
-)
+from shared.messages.contracts import FragmentFailed, FragmentReleased
 from shared.run.commits import read_commit
 from shared.run.manifest import StoredTensors
 from shared.telemetry import ANNOUNCEMENTS_REFUSED

@@ -18,11 +18,7 @@ from tests.shared.diffusion.digits import PROMPT, adapter, load_digits
 from tests.shared.diffusion.digits import RECIPE as DIGITS
 from tests.stored import one_object
 
-CHANGES = {
-    "batch.group_size": 4,
-    "schedule.fragment_size": 2,
-    "trainer.micro_batch": 2,
-}
+CHANGES = {"batch.group_size": 4, "schedule.fragment_size": 2, "trainer.micro_batch": 2}
 RECIPE = override(DIGITS, CHANGES)
 
 

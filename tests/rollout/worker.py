@@ -13,11 +13,7 @@ from shared.devices.conditions import EncodedConditions
 from shared.devices.protocols import GeneratedFragment, RolloutDevice
 from shared.errors import DigenRLError, FaultyConditions, Unavailable
 from shared.messages import subjects
-from shared.messages.contracts import (
-    GenerateFragment,
-    Message,
-    ObjectRef,
-)
+from shared.messages.contracts import GenerateFragment, Message, ObjectRef
 from shared.messages.workers import Device
 from shared.process.worker import Worker, WorkerContext
 from shared.run.commits import commit, record_digest
@@ -109,10 +105,7 @@ class FakeDevice:
         return self.digest
 
     async def begin(
-        self,
-        task: GenerateFragment,
-        conditions: bytes | None = None,
-        source: bytes | None = None,
+        self, task: GenerateFragment, conditions: bytes | None = None, source: bytes | None = None
     ) -> FakeGeneration:
         if conditions == b"not what the network takes":
             raise FaultyConditions("not conditions")

@@ -21,16 +21,7 @@ SOON = 400
 JUMP_S = 86_400.0
 ZOMBIE_S = 9.0
 """A process that has a successor lives on for so long at most."""
-DAMAGED = (
-    "files/",
-    "recipe.json",
-    "commits/",
-    "chain/",
-    "log/",
-    "states/",
-    "usage/",
-    "epochs/",
-)
+DAMAGED = ("files/", "recipe.json", "commits/", "chain/", "log/", "states/", "usage/", "epochs/")
 """Objects of which a byte may be flipped: what the run can make good."""
 OF_LETTERS = b'"dead_letter"', b'"settled"'
 """Are in entries of the log that nobody can make good."""

@@ -6,12 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from services.rollout import app as rollout
-from services.scheduler.core import (
-    assign,
-    exclusion,
-    fragments,
-    ready_groups,
-)
+from services.scheduler.core import assign, exclusion, fragments, ready_groups
 from services.scheduler.core.fluid import control, events, pieces, rounds, stream_recovery
 from services.scheduler.core.recovery import RECOVERED_STREAMS
 from services.scheduler.core.state import (
@@ -32,14 +27,7 @@ from shared.bus import streams
 from shared.messages import subjects
 from shared.messages.contracts import FragmentSlot
 from shared.run import commits, layout, record_backups
-from tests.world.plants import (
-    anywhere,
-    has_updates,
-    is_patient,
-    is_stale,
-    patched,
-    plant,
-)
+from tests.world.plants import anywhere, has_updates, is_patient, is_stale, patched, plant
 
 
 @plant(anywhere, "cut")

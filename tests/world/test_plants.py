@@ -40,10 +40,7 @@ FOUND = {
     "a_member_takes_a_second_sum": (162, "not finished"),
     "gradients_are_taken_at_whatever_weights_there_are": (51, "are not trained once"),
     "an_update_is_trained_at_the_weights_before": (52, "trained to others"),
-    "nobody_checks_the_staleness_of_tasks+members_admit_anything": (
-        13,
-        "has a staleness of 1",
-    ),
+    "nobody_checks_the_staleness_of_tasks+members_admit_anything": (13, "has a staleness of 1"),
     "a_device_that_hangs_keeps_its_fragments+nobody_checks_the_staleness_of_tasks": (
         33,
         "not finished",

@@ -25,13 +25,7 @@ from services.scheduler.sim.staleness import line as staleness_line
 from services.scheduler.sim.steady import steady_fragment_size
 from shared.errors import UserError
 from shared.models.published import find_configuration
-from shared.recipe.recipe import (
-    NO_OPTIONS,
-    Recipe,
-    implied_values,
-    load_recipe,
-    with_folder,
-)
+from shared.recipe.recipe import NO_OPTIONS, Recipe, implied_values, load_recipe, with_folder
 from shared.run.run_recipe import evaluated_on, held_out_rows
 
 ShowLine = Callable[[str], None]

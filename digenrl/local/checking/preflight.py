@@ -21,10 +21,7 @@ from digenrl.local.secrets.tokens import Tokens, load_tokens
 from digenrl.local.start import FILES_JSON, RECORDS, command_with, decide_start, write_started
 from digenrl.planning.entries import Processes
 from shared.errors import Faults, UserError
-from shared.models.catalogue import (
-    find_family,
-    latent_shape,
-)
+from shared.models.catalogue import find_family, latent_shape
 from shared.models.memory import ITEM_BYTES, adapter_bytes, num_weights
 from shared.recipe.networks import frozen_layers
 from shared.recipe.recipe import Recipe, implied_values, load_recipe

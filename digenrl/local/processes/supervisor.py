@@ -17,13 +17,7 @@ from typing import Any
 
 import structlog
 
-from digenrl.local.limits import (
-    CHILD_STOP_S,
-    FIRST_BACKOFF_S,
-    MAX_BACKOFF_S,
-    MAX_DEATHS,
-    STABLE_S,
-)
+from digenrl.local.limits import CHILD_STOP_S, FIRST_BACKOFF_S, MAX_BACKOFF_S, MAX_DEATHS, STABLE_S
 from digenrl.local.processes.child_logs import reason_in
 from digenrl.local.processes.program import Program, rejection, wait_ready
 from digenrl.local.processes.starter import SAFE_PATH, Process, Starter

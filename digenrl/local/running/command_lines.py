@@ -96,9 +96,7 @@ def follower_program(local: LocalRun, ready: Ready) -> Program:
     wanted = {"--tensorboard": targets.tensorboard, "--wandb": targets.wandb}
     given = [part for name, value in wanted.items() if value for part in (name, str(value))]
     return Program(
-        name="follow",
-        argv=command("follow", "--run", local.recipe.run.name, *given),
-        ready=ready,
+        name="follow", argv=command("follow", "--run", local.recipe.run.name, *given), ready=ready
     )
 
 

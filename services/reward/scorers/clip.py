@@ -13,11 +13,7 @@ from torch import Tensor
 
 from services.reward.scorer import Media, Metadata
 from services.reward.scorers.inputs import prompts, rgb
-from services.reward.scorers.pretrained import (
-    load_image_processor,
-    load_network,
-    load_tokenizer,
-)
+from services.reward.scorers.pretrained import load_image_processor, load_network, load_tokenizer
 
 PASS_IMAGES = 32
 """Images or texts in one forward pass: the number that fits together with CLIP-H in 8 GB."""

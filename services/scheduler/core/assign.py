@@ -18,13 +18,7 @@ from dataclasses import dataclass, field, replace
 from services.scheduler.core.device_queues import DeviceQueues, ListSchedule
 from services.scheduler.core.draft import StateDraft
 from services.scheduler.core.fluid.members import weights_to_fetch
-from services.scheduler.core.state import (
-    AssignedFragment,
-    BatchState,
-    Plan,
-    State,
-    WorkerState,
-)
+from services.scheduler.core.state import AssignedFragment, BatchState, Plan, State, WorkerState
 from services.scheduler.core.unissued import (
     NextFragment,
     fragment_size,

@@ -38,10 +38,7 @@ from services.scheduler.core.inputs import (
     WorkerJoined,
     WorkerLeft,
 )
-from services.scheduler.core.lending import (
-    device_reported,
-    tag_requested,
-)
+from services.scheduler.core.lending import device_reported, tag_requested
 from services.scheduler.core.senders import is_foreign
 from services.scheduler.core.sizing import size_fragments
 from services.scheduler.core.state import Phase, Plan, State, WorkerState
@@ -62,12 +59,7 @@ from shared.messages.contracts import (
     TrainGroup,
     WorkerRequest,
 )
-from shared.messages.fluid import (
-    FluidCommand,
-    FluidEvent,
-    PieceReleased,
-    TrainPiece,
-)
+from shared.messages.fluid import FluidCommand, FluidEvent, PieceReleased, TrainPiece
 
 StepResult = tuple[State, list[Command]]
 Recorder = Callable[[Plan, State, Any, float], State]

@@ -345,8 +345,4 @@ def first_state(plan: Plan) -> State:
         shared_share=plan.shared_share, group_size=plan.group_size,
         passes=PassCosts(usual_rows=plan.group_size),
     )  # fmt: skip
-    return State(
-        recovering=True,
-        costs=costs,
-        tag=TagState(controller=controller),
-    )
+    return State(recovering=True, costs=costs, tag=TagState(controller=controller))

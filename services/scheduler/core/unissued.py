@@ -120,14 +120,7 @@ def _rounds(plan: Plan, size: int, num_queues: int) -> float:
     return plan.num_groups * plan.group_size / size * each / max(1, num_queues) + each / 2
 
 
-def next_size(
-    plan: Plan,
-    full: int,
-    samples: int,
-    num_queues: int,
-    *,
-    probes: bool = False,
-) -> int:
+def next_size(plan: Plan, full: int, samples: int, num_queues: int, *, probes: bool = False) -> int:
     """Size of the next fragment: towards the end of a batch, half a fair share of the samples left.
 
     If the next batch follows at once there is no tail, and small fragments cost more per sample.

@@ -24,10 +24,7 @@ async def settle_staleness(store: ObjectStore, recipe: Recipe) -> tuple[Recipe, 
         return recipe, found
     found = await _stored(store, recipe.run.name) or await _first(store, recipe)
     log.info(
-        "staleness_decided",
-        max_staleness=found.max_staleness,
-        gain=found.gain,
-        reason=found.reason,
+        "staleness_decided", max_staleness=found.max_staleness, gain=found.gain, reason=found.reason
     )
     return override(recipe, {"schedule.max_staleness": found.max_staleness}), found
 

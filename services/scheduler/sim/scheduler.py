@@ -4,12 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from services.scheduler.core.fluid.events import MemberReported
-from services.scheduler.core.inputs import (
-    DeviceReported,
-    MachineInput,
-    RecoveryDone,
-    take_together,
-)
+from services.scheduler.core.inputs import DeviceReported, MachineInput, RecoveryDone, take_together
 from services.scheduler.core.machine import step_together
 from services.scheduler.core.state import Plan, State
 from services.scheduler.sim.broker import Broker

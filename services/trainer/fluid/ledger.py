@@ -16,14 +16,7 @@ later attempt, in which others train it again. Then it fetches what they have ma
 from dataclasses import dataclass, field
 from typing import Literal
 
-from shared.messages.fluid import (
-    ExchangeSums,
-    Piece,
-    Share,
-    TakeStep,
-    TrainPiece,
-    UpdateMessage,
-)
+from shared.messages.fluid import ExchangeSums, Piece, Share, TakeStep, TrainPiece, UpdateMessage
 
 RoundVerdict = Literal["follow", "missed", "left_out", "drop"]
 

@@ -126,10 +126,7 @@ class StoreExchange:
             return await asyncio.to_thread(added, [found], self._layout)
 
     async def others(
-        self,
-        round_: MemberRound,
-        waits_for: set[str],
-        get: Callable[[StoredSum], Awaitable[T]],
+        self, round_: MemberRound, waits_for: set[str], get: Callable[[StoredSum], Awaitable[T]]
     ) -> dict[str, T]:
         """Return what ``get`` makes of the sum of each other member, as soon as it is stored."""
         names = [share.worker for share in round_.contributors if share.worker != round_.me]

@@ -149,12 +149,7 @@ class LossBranches:
 
 
 def branches(
-    velocity: Tensor,
-    old: Tensor,
-    rows: NoisedSamples,
-    *,
-    beta: float,
-    advantage_clip: float,
+    velocity: Tensor, old: Tensor, rows: NoisedSamples, *, beta: float, advantage_clip: float
 ) -> LossBranches:
     """Return the loss of each row from velocities (B, ...) of the trained and the old policy, by
     the formulas of the module."""

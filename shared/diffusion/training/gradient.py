@@ -69,10 +69,7 @@ class GradientTransaction:
 
     @classmethod
     def from_recipe(
-        cls,
-        recipe: Recipe,
-        model: ModelAdapter,
-        sets: WeightSets | None = None,
+        cls, recipe: Recipe, model: ModelAdapter, sets: WeightSets | None = None
     ) -> "GradientTransaction":
         """``sets``: by default only what the network holds."""
         rows = recipe.batch.groups * recipe.trained_samples * recipe.sampling.window

@@ -13,10 +13,7 @@ import torch
 from peft.tuners.lora.layer import Linear
 from torch import Tensor, nn
 
-SAME_INPUT_LAYERS = (
-    ("to_q", "to_k", "to_v"),
-    ("add_q_proj", "add_k_proj", "add_v_proj"),
-)
+SAME_INPUT_LAYERS = (("to_q", "to_k", "to_v"), ("add_q_proj", "add_k_proj", "add_v_proj"))
 """Names of layers of an attention that read the same input; a query of cross-attention reads its
 own."""
 

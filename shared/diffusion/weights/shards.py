@@ -111,10 +111,7 @@ OwnTensors = Mapping[str, tuple[Tensor, TensorBox]]
 
 
 def _stored_together(
-    named: Mapping[str, Tensor],
-    dtypes: Mapping[str, torch.dtype],
-    is_first: bool,
-    shard_bytes: int,
+    named: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype], is_first: bool, shard_bytes: int
 ) -> Iterator[OwnTensors]:
     """Yields what is stored as one object."""
     sharded = {name: each for name, each in named.items() if isinstance(each, DTensor)}

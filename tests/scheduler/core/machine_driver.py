@@ -6,12 +6,7 @@ from typing import Any
 from services.scheduler.core.inputs import MachineInput, WorkerJoined
 from services.scheduler.core.machine import step
 from services.scheduler.core.state import State
-from shared.messages.contracts import (
-    Command,
-    Fragment,
-    GenerateFragment,
-    TrainGroup,
-)
+from shared.messages.contracts import Command, Fragment, GenerateFragment, TrainGroup
 from tests import examples
 
 Rewards = tuple[float | None, ...]

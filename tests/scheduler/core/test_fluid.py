@@ -67,11 +67,7 @@ class Run:
     def join(self, number: int, version: int = 0) -> None:
         name = f"trainer-{number}"
         self.give(WorkerJoined(f"{name}-a", name, "trainer", concurrency=1, ranks=self.ranks))
-        self.give(
-            MemberReported(
-                f"{name}-a", Holds(version=version, checksum=CHECKSUM, update=0, sum_bytes=0)
-            )
-        )
+        self.give(MemberReported(f"{name}-a", holds(version)))
 
     def take(self, kind: type[Any]) -> list[Any]:
         """Commands of a kind that were given, which are taken out."""
@@ -79,19 +75,15 @@ class Run:
         self.commands = [each for each in self.commands if not isinstance(each, kind)]
         return found
 
-    def generate(self) -> None:
-        """Have all fragments generated and scored."""
-        while tasks := self.take(GenerateFragment):
-            for task in tasks:
-                self.give(examples.generated(task), examples.scored(task))
-
-    def generate_batch(self, batch: int) -> None:
-        """Have all fragments of a batch generated and scored, and leave those of the next one."""
+    def generate(self, batch: int | None = None) -> None:
+        """Have all fragments generated and scored; with ``batch``, those of this batch alone."""
         others = []
         while tasks := self.take(GenerateFragment):
-            others += [task for task in tasks if task.fragment.batch != batch]
-            for task in (task for task in tasks if task.fragment.batch == batch):
-                self.give(examples.generated(task), examples.scored(task))
+            for task in tasks:
+                if batch in (None, task.fragment.batch):
+                    self.give(examples.generated(task), examples.scored(task))
+                else:
+                    others.append(task)
         self.commands += others
 
     def train(self, but: str = "") -> None:
@@ -116,6 +108,10 @@ class Run:
         [order] = self.take(TakeStep)
         self.give(*(stepped(order, worker) for worker in holders))
         return holders, order
+
+
+def holds(version: int) -> Holds:
+    return Holds(version=version, checksum=CHECKSUM, update=0, sum_bytes=0)
 
 
 def trained(piece: TrainPiece) -> PieceTrained:
@@ -235,7 +231,7 @@ def test_a_group_whose_message_no_member_can_read_is_sent_once_more() -> None:
 
 def test_early_fragments_are_by_the_committed_version_and_wait_for_pieces() -> None:
     run = Run(members=1, max_staleness=1)
-    run.generate_batch(0)
+    run.generate(0)
     early = run.take(GenerateFragment)
     assert {(each.fragment.batch, each.policy.version) for each in early} <= {(1, 0)}
     run.train()
@@ -397,10 +393,7 @@ def test_a_member_that_reports_an_earlier_version_is_believed_after_a_while() ->
     [worker], _ = run.stepped()
 
     def report() -> int:
-        run.give(
-            MemberReported(worker, Holds(version=0, checksum=CHECKSUM, update=0, sum_bytes=0)),
-            seconds=1.0,
-        )
+        run.give(MemberReported(worker, holds(0)), seconds=1.0)
         assert run.state.fluid is not None
         return run.state.fluid.holds[worker].version
 

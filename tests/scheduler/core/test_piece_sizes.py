@@ -4,12 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.scheduler.core.fluid.cutting import (
-    PieceLimits,
-    group_share,
-    next_piece,
-    whole_group,
-)
+from services.scheduler.core.fluid.cutting import PieceLimits, group_share, next_piece, whole_group
 from services.scheduler.core.fluid.fluid_state import FluidState, PieceState
 from services.scheduler.core.fluid.pieces import trainable
 from services.scheduler.core.state import Plan

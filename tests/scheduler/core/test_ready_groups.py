@@ -1,13 +1,7 @@
 """Which whole groups are sent to the trainer, and what a trainer generates beside them."""
 
 from services.scheduler.core.inputs import WorkerJoined
-from shared.messages.contracts import (
-    Command,
-    GenerateFragment,
-    SetDevice,
-    TagRequest,
-    TrainGroup,
-)
+from shared.messages.contracts import Command, GenerateFragment, SetDevice, TagRequest, TrainGroup
 from tests import examples
 from tests.scheduler.core.machine_driver import Machine, joined
 

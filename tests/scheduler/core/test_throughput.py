@@ -107,9 +107,7 @@ def _having(state: State, held: dict[str, tuple[FragmentSlot, float]]) -> State:
     return replace(state, workers=state.workers.changed(changed))
 
 
-def test_samples_wait_for_rewards_and_whole_groups_for_members(
-    opened: tuple[Plan, State],
-) -> None:
+def test_samples_wait_for_rewards_and_whole_groups_for_members(opened: tuple[Plan, State]) -> None:
     plan, state = opened
     batch = state.batch
     assert batch is not None

@@ -42,11 +42,7 @@ def test_each_device_waits_for_whoever_is_late() -> None:
 def test_a_lent_device_generates() -> None:
     plan = examples.plan(num_groups=2)
     state, commands = State(), []
-    for event in (
-        WorkerJoined("t-0", "t", "trainer"),
-        joined("a"),
-        examples.published(0),
-    ):
+    for event in (WorkerJoined("t-0", "t", "trainer"), joined("a"), examples.published(0)):
         state, more = step(plan, state, event, 0.0)
         commands += more
     assert uses(plan, state)["t"] == "tail"  # nothing is known of its costs yet

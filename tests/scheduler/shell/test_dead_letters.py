@@ -11,12 +11,7 @@ from fastapi.testclient import TestClient
 from services.scheduler import limits
 from services.scheduler.shell.api_letters import RunProgress
 from services.scheduler.shell.app import Scheduler
-from services.scheduler.shell.dead_letters import (
-    DeadLetters,
-    failure_of,
-    letter_of,
-    make_letter,
-)
+from services.scheduler.shell.dead_letters import DeadLetters, failure_of, letter_of, make_letter
 from services.scheduler.shell.run_log import RunLog
 from shared.bus.bus import Bus
 from shared.bus.reader import ReceivedMessage
@@ -283,10 +278,7 @@ def test_an_outage_of_nats_ends_no_scheduler_that_reads_a_dead_letter() -> None:
 
 def test_samples_without_a_score_are_a_letter_and_no_failure() -> None:
     bus = cast(Bus, Stored(""))
-    headers = {
-        "dg-subject": "dg.test.traj.a-0.1.0.2.0",
-        "dg-reason": "ocr: sample 3: no text",
-    }
+    headers = {"dg-subject": "dg.test.traj.a-0.1.0.2.0", "dg-reason": "ocr: sample 3: no text"}
     subject = unscored_subject("test", SLOT)
     found = asyncio.run(letter_of(bus, ReceivedMessage(None, subject, b"{}", headers)))
     assert found is not None and found.work is not None

@@ -27,12 +27,7 @@ from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
 from tests import examples
 from tests.brokers import StartProgram, program
-from tests.scheduler.shell.live import (
-    RUN,
-    Live,
-    Trainer,
-    after_reading_the_chain,
-)
+from tests.scheduler.shell.live import RUN, Live, Trainer, after_reading_the_chain
 from tests.waiting import until
 
 pytestmark = pytest.mark.broker

@@ -189,10 +189,7 @@ def test_slow_devices_train_until_the_batch_ends(name: str, size: int, over_floo
 def test_trainers_that_cannot_generate_do_not_help() -> None:
     devices = {**QWEN.devices, "TPU": QWEN.devices["H100"].model_copy(update={"memory_gib": 41})}
     small = QWEN.model_copy(
-        update={
-            "devices": devices,
-            "variant": QWEN.variant.model_copy(update={"memory_gib": 40}),
-        }
+        update={"devices": devices, "variant": QWEN.variant.model_copy(update={"memory_gib": 40})}
     )
     found = simulate(
         small, rollout={"H100": 4}, trainer={"TPU": 4}, batches=1, seed=None,

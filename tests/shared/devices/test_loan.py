@@ -16,11 +16,7 @@ def told(
 ) -> SetDevice:
     """Return a command without validation, so that it may hold what a message cannot."""
     return SetDevice.model_construct(
-        worker="trainer-0",
-        loan_number=loan_number,
-        mode=mode,
-        max_seconds=max_seconds,
-        keep=keep,
+        worker="trainer-0", loan_number=loan_number, mode=mode, max_seconds=max_seconds, keep=keep
     )
 
 

@@ -31,11 +31,7 @@ def test_equal_tensors_have_one_checksum_however_they_lie() -> None:
     assert weights_digest(one) == checksum(one).digest
 
 
-@given(
-    name=st.sampled_from(["a", "b", "c"]),
-    place=st.integers(0, 10**6),
-    bit=st.integers(0, 63),
-)
+@given(name=st.sampled_from(["a", "b", "c"]), place=st.integers(0, 10**6), bit=st.integers(0, 63))
 def test_every_single_bit_counts(name: str, place: int, bit: int) -> None:
     before, changed = tensors(), tensors()
     word = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

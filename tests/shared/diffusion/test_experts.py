@@ -228,8 +228,7 @@ def test_what_is_for_two_networks_is_refused_for_one(
 
 def test_ranks_that_share_weights_are_not_to_ask_unlike_networks(recipe: Recipe) -> None:
     sharded = override(
-        recipe,
-        {"schedule.mode": "fluid", "trainer.devices": 2, "trainer.shard_devices": 2},
+        recipe, {"schedule.mode": "fluid", "trainer.devices": 2, "trainer.shard_devices": 2}
     )
     check_networks(sharded)
     plain = sharded.model_dump()

@@ -18,15 +18,7 @@ from shared.diffusion.weights.trained_weights import (
     weights_digest,
 )
 from shared.errors import ContractError, IntegrityError
-from tests.shared.diffusion.digits import (
-    PROMPT,
-    RECIPE,
-    accumulate,
-    adapter,
-    gradient,
-    same,
-    task,
-)
+from tests.shared.diffusion.digits import PROMPT, RECIPE, accumulate, adapter, gradient, same, task
 
 
 def content(generated: GeneratedFragment) -> tuple[bytes, bytes, str]:

@@ -15,14 +15,7 @@ from shared.devices.protocols import GeneratedFragment
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import LoadedPolicy
 from shared.messages.contracts import SetDevice
-from tests.shared.diffusion.digits import (
-    PROMPT,
-    RECIPE,
-    accumulate,
-    gradient,
-    same,
-    task,
-)
+from tests.shared.diffusion.digits import PROMPT, RECIPE, accumulate, gradient, same, task
 
 T = TypeVar("T")
 

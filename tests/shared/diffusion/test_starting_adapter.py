@@ -38,10 +38,7 @@ FAMILIES = tiny_models.but_slow(
         "ltx2", *tiny_models.EDITS,
     ),
 )  # fmt: skip
-GUIDANCE = {
-    **tiny_recipes.GUIDANCE,
-    **dict.fromkeys(("wan", "wan22", "wan-i2v", "wan22-i2v"), 2.0),
-}
+GUIDANCE = {**tiny_recipes.GUIDANCE, **dict.fromkeys(("wan", "wan22", "wan-i2v", "wan22-i2v"), 2.0)}
 """Wan's pipeline runs the halves of the batch one by one: rounding differs, and grows with it."""
 WHOLE: set[ModelPart] = {"transformer", "text", "decoder"}
 

@@ -20,8 +20,7 @@ from tests import examples
 from tests.paths import DIGITS
 
 RECIPE = override(
-    load_recipe(DIGITS),
-    {"sampling.window": 3, "sampling.steps": 10, "sampling.sigmas": "linear"},
+    load_recipe(DIGITS), {"sampling.window": 3, "sampling.steps": 10, "sampling.sigmas": "linear"}
 )
 SAMPLES = 2
 GOOD = {
@@ -196,9 +195,7 @@ Door = Callable[[bytes], object]
 
 
 @pytest.mark.parametrize("door", [unpack, lambda data: read_media(data, SAMPLES, SIZE)])
-def test_a_flipped_byte_of_a_header_is_a_contract_error_or_another_good_object(
-    door: Door,
-) -> None:
+def test_a_flipped_byte_of_a_header_is_a_contract_error_or_another_good_object(door: Door) -> None:
     good = bytearray(safetensors.numpy.save({"images": np.zeros((2, 3, 8, 8), np.uint8)}))
     for place in range(90):
         for value in (0, 34, 91, 255):

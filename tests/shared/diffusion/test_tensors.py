@@ -37,9 +37,7 @@ def test_a_trajectory_survives_the_store_to_the_last_bit() -> None:
     ],
     ids=["states", "samples", "nan", "inf"],
 )
-def test_a_trajectory_that_does_not_fit_itself_is_refused(
-    changes: dict[str, torch.Tensor],
-) -> None:
+def test_a_trajectory_that_does_not_fit_itself_is_refused(changes: dict[str, torch.Tensor]) -> None:
     with pytest.raises(ContractError, match="not a trajectory"):
         unpack_trajectory(pack_trajectory(trajectory(**changes)))
 

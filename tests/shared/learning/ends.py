@@ -14,12 +14,7 @@ from shared.diffusion.sampling.sampler import Denoising
 from shared.diffusion.sampling.tensors import pack, unpack, unpack_conditions
 from shared.diffusion.training.loss import Surrogate
 from shared.diffusion.training.objective import Behaviour, LossTerms, Network
-from shared.diffusion.training.rows import (
-    RowKind,
-    check_alike,
-    check_size,
-    chunks,
-)
+from shared.diffusion.training.rows import RowKind, check_alike, check_size, chunks
 from shared.errors import ContractError
 from shared.recipe.recipe import Recipe
 from shared.recipe.sampling import Algorithm

@@ -80,11 +80,7 @@ SHARED = {"schedule.mode": "fluid", "trainer.devices": 2, "trainer.shard_devices
         ({**SHARED, "trainer.deterministic": True}, "trainer.deterministic: ranks take fewer"),
         ({"model.trained": "full", "model.dtype": "float16"}, "model.dtype: gradients of all"),
         (
-            {
-                "model.trained": "full",
-                "algorithm.kl_beta": 0.1,
-                **SHARED,
-            },
+            {"model.trained": "full", "algorithm.kl_beta": 0.1, **SHARED},
             "trainer.shard_devices: devices do not share the weights that all weights are compared",
         ),
         (
@@ -168,17 +164,9 @@ TEN = "[1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]"
         ("evry = 3", "", "evaluation.evry: unknown key; did you mean every?"),
         ("steps = 1", "", "evaluation.steps: input should be greater than or equal to 2, not 1"),
         ("height = 0", "", "evaluation.height: input should be greater than 0"),
-        (
-            "steps = 4\nsigmas = [1.0, 0.5, 0.0]",
-            "",
-            "evaluation.sigmas: 3 numbers; 4 steps need 5",
-        ),
+        ("steps = 4\nsigmas = [1.0, 0.5, 0.0]", "", "evaluation.sigmas: 3 numbers; 4 steps need 5"),
         ("steps = 2\nsigmas = [1.0, 1.0, 0.0]", "", "evaluation.sigmas: every number must be"),
-        (
-            "steps = 2\nsigmas = [0.8, 0.5, 0.0]",
-            "",
-            "so the first number must be 1, or nearly",
-        ),
+        ("steps = 2\nsigmas = [0.8, 0.5, 0.0]", "", "so the first number must be 1, or nearly"),
         (
             "steps = 3\nsigmas = [1.0, 0.999999, 0.5, 0.0]",
             "",

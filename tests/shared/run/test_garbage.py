@@ -185,9 +185,7 @@ async def test_after_300_steps_and_kills_at_any_point_only_kept_versions_are_lef
     assert len(await store.keys(commits_folder(RUN))) == 300
 
 
-async def test_what_is_young_stays_and_what_a_trainer_is_storing(
-    folder_store: ObjectStore,
-) -> None:
+async def test_what_is_young_stays_and_what_a_trainer_is_storing(folder_store: ObjectStore) -> None:
     _, trainer, _ = await begin(folder_store)
     for _ in range(5):
         await trainer.step()

@@ -89,8 +89,7 @@ def error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    "beta",
-    [pytest.param(0.0, id="alone", marks=pytest.mark.slow), pytest.param(0.04, id="kl")],
+    "beta", [pytest.param(0.0, id="alone", marks=pytest.mark.slow), pytest.param(0.04, id="kl")]
 )
 def test_the_gradient_does_not_depend_on_how_a_batch_is_cut(
     policy: LoadedPolicy, name: str, beta: float

@@ -144,9 +144,7 @@ def case(request: pytest.FixtureRequest, recipe: Recipe) -> Case:
 
 
 def accumulate(
-    recipe: Recipe,
-    model: ModelAdapter,
-    groups: Iterable[tuple[Group, tuple[int, ...], Chunk, int]],
+    recipe: Recipe, model: ModelAdapter, groups: Iterable[tuple[Group, tuple[int, ...], Chunk, int]]
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Gradient and metrics of groups, each with its fragments, its chunks and its staleness."""
     batch, sampling = recipe.batch, recipe.sampling
@@ -186,11 +184,7 @@ CHUNKS = st.builds(Chunk, samples=st.integers(1, 5), steps=st.integers(1, 4))
 )
 @settings(max_examples=5, deadline=None)
 def test_any_order_fragments_and_chunks_give_the_one_shot_gradient(
-    case: Case,
-    order: list[int],
-    cuts: list[tuple[int, ...]],
-    chunks: list[Chunk],
-    stale: set[int],
+    case: Case, order: list[int], cuts: list[tuple[int, ...]], chunks: list[Chunk], stale: set[int]
 ) -> None:
     arriving = [
         (case.groups[index], cut, chunk, int(index in stale))

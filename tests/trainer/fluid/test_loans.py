@@ -225,9 +225,7 @@ async def test_a_piece_comes_before_the_next_step_of_a_lent_device(lender: Lende
     await lender.told(FragmentGenerated, 1)
 
 
-async def test_fragments_that_are_not_kept_go_back_also_the_one_in_progress(
-    lender: Lender,
-) -> None:
+async def test_fragments_that_are_not_kept_go_back_also_the_one_in_progress(lender: Lender) -> None:
     await lender.give(0, 1)
     await lender.set("generate")
     await lender.steps(1)
@@ -254,9 +252,7 @@ async def test_a_kept_fragment_is_stale_once_its_version_is_not_in_use(lender: L
     assert released.reason == "stale"
 
 
-async def test_one_step_ahead_a_kept_fragment_goes_on_by_the_version_before(
-    lending: Lend,
-) -> None:
+async def test_one_step_ahead_a_kept_fragment_goes_on_by_the_version_before(lending: Lend) -> None:
     async with lending(schedule__max_staleness=1) as lender:
         director, recipe = lender.director, lender.director.recipe
         [task] = await lender.give(0)

@@ -15,12 +15,7 @@ from services.scheduler.core.assign import IssuedFragments, assign
 from services.scheduler.core.fluid import batch_std
 from services.scheduler.core.fluid.cutting import in_one_piece, whole_group
 from services.scheduler.core.fluid.fluid_state import FluidState, next_attempt
-from services.scheduler.core.fluid.members import (
-    MEMBER,
-    are_together,
-    may_begin_next,
-    members,
-)
+from services.scheduler.core.fluid.members import MEMBER, are_together, may_begin_next, members
 from services.scheduler.core.fluid.pieces import train_pieces
 from services.scheduler.core.fluid.rounds import decide
 from services.scheduler.core.fluid.stream_recovery import drop_lost_version

@@ -35,9 +35,7 @@ def most_pieces(plan: Plan) -> int:
 def whole_group(plan: Plan, attempt: int) -> GroupPieces:
     """A group that was just sent to be trained, of which nothing is cut yet."""
     return GroupPieces(
-        attempt=attempt,
-        num_samples=trained_samples(plan),
-        merged_steps=plan.merged_steps,
+        attempt=attempt, num_samples=trained_samples(plan), merged_steps=plan.merged_steps
     )
 
 

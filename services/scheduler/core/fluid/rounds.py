@@ -33,11 +33,7 @@ from services.scheduler.core.fluid.links import (
     seconds_to_leave,
     unmet,
 )
-from services.scheduler.core.fluid.members import (
-    are_together,
-    members,
-    updates_replace_version,
-)
+from services.scheduler.core.fluid.members import are_together, members, updates_replace_version
 from services.scheduler.core.fluid.modes import has_loans
 from services.scheduler.core.fragments import fail_run
 from services.scheduler.core.state import Plan, State

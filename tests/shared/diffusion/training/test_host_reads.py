@@ -83,9 +83,7 @@ def transaction_of(recipe: Recipe, model: ModelAdapter) -> GradientTransaction:
 
 
 def reads_of_training(
-    transaction: GradientTransaction,
-    group: TrainingGroup,
-    chunk: Chunk,
+    transaction: GradientTransaction, group: TrainingGroup, chunk: Chunk
 ) -> list[str]:
     reads = HostReads()
     with reads:
