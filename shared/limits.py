@@ -100,6 +100,8 @@ MAX_RECENT_STEPS = 256
 """Older steps leave memory, and are read from the store again."""
 MAX_CONCURRENT_READS = 16
 """Further records wait: the store answers this many reads at a time."""
+FIRST_ENTRIES = 16
+"""A new reader of a log passes fewer adjacent entries that were moved away than it reads first."""
 MAX_CONCURRENT_ENTRIES = 64
 """Further entries of a log wait: this many are read at a time."""
 DIGEST_POLL_S = 0.5

@@ -10,9 +10,10 @@ from services.scheduler.shell.api_models import RunView, WorkerView
 NOW = 1795447812.0
 """When a reading is made, by the Unix clock."""
 RUN: dict[str, Any] = {
-    "run": "test", "phase": "running", "step": 4, "steps": 30, "policy_version": 4,
-    "reward_mean": 0.5, "effective_sample_share": None, "seconds_per_step": 4.0,
-    "eta_seconds": 83.0, "waiting_for": "nothing", "num_workers": {"rollout": 1},
+    "run": "test", "release": "0.2.0", "phase": "running", "step": 4, "steps": 30,
+    "policy_version": 4, "reward_mean": 0.5, "effective_sample_share": None,
+    "seconds_per_step": 4.0, "eta_seconds": 83.0, "waiting_for": "nothing",
+    "num_workers": {"rollout": 1},
     "missing_workers": [], "num_quarantined": 0, "num_dead_letters": 0, "pause_at_failure": False,
     "failure": None, "alarms": [], "max_staleness": 0, "max_staleness_reason": None,
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from typing import Any
 
 from digenrl.api.feed import Feed
+from digenrl.api.run_history import RunHistory
 from services.scheduler.shell.api_letters import Letters
 from shared.run.log import Log
 from shared.run.log_entries import DeadLetter, Entry
@@ -31,4 +32,4 @@ def letters_of(*entries: Entry) -> Letters:
 
 
 def feed_of(store: ObjectStore, run: str) -> Feed:
-    return Feed(store, run, Log.of_run(store, run), Log.of_evaluations(store, run))
+    return Feed(RunHistory(store, run), Log.of_evaluations(store, run))

@@ -198,6 +198,7 @@ LIMITS: dict[str, dict[str, object]] = {
         "MAX_DIMENSIONS": 8,
         "MAX_RECENT_STEPS": 256,
         "MAX_CONCURRENT_READS": 16,
+        "FIRST_ENTRIES": 16,
         "MAX_CONCURRENT_ENTRIES": 64,
         "DIGEST_POLL_S": 0.5,
         "SAFE_AGE_S": 86400.0,

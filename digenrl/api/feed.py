@@ -7,26 +7,23 @@ serves it, misses nothing and gets nothing twice. No state is kept per reader, a
 read once for all readers.
 """
 
-import asyncio
 import re
-import time
-from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from digenrl.api.run_history import RunHistory
 from shared.errors import ContractError
-from shared.run.commits import CommitRecord, read_commit
-from shared.run.layout import commit_key
+from shared.run.chain import CommitSummary
+from shared.run.commits import CommitRecord
 from shared.run.log import Log
 from shared.run.log_entries import DeadLetter, Entry, Evaluation
-from shared.store import ObjectStore
 
 ABSENCE_CACHE_S = 0.5
 """Seconds for which the store is not asked again for what was not there."""
-MAX_KEPT_COMMITS = 2048
-"""Commits that are kept in memory."""
 MAX_EVENTS_PER_READ = 64
-"""Events that a reader is given at once."""
+"""Events of a kind that a reader is given at once."""
 POSITION = re.compile(r"c(\d{1,9})\.l(\d{1,9})\.e(\d{1,9})", re.ASCII)
 
 Fields = dict[str, Any]
@@ -37,9 +34,6 @@ class Fact(NamedTuple):
 
     name: str = ""
     fields: Fields = {}  # noqa: RUF012 -- never changed
-
-
-EMPTY_FACT = Fact()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +59,7 @@ class Position:
         return None if found is None else cls(*map(int, found.groups()))
 
 
-def commit_fields(record: CommitRecord) -> Fields:
+def commit_fields(record: CommitRecord | CommitSummary) -> Fields:
     """Return the fields of the event of a commit."""
     return {
         "version": record.policy.version, "batch": record.batch,
@@ -82,9 +76,11 @@ def evaluation_fields(entry: Evaluation) -> Fields:
     }  # fmt: skip
 
 
-def _fact(entry: Entry | None) -> Fact:
+def _fact(entry: CommitSummary | Entry | None) -> Fact:
     if entry is None:
-        return EMPTY_FACT
+        return Fact()
+    if isinstance(entry, CommitSummary):
+        return Fact("commit", commit_fields(entry))
     if isinstance(entry, Evaluation):
         return Fact(entry.event, evaluation_fields(entry))
     hidden = {"event", "data", "digest", "stream"}
@@ -94,88 +90,20 @@ def _fact(entry: Entry | None) -> Fact:
 
 
 @dataclass(slots=True)
-class Commits:
-    """Reads the facts of commits by their versions."""
-
-    store: ObjectStore
-    run: str
-    head: int = 0
-    """A version below which all are there."""
-    _kept: OrderedDict[int, Fact] = field(default_factory=OrderedDict)
-    _missing: dict[int, float] = field(default_factory=dict)
-    """When it was seen that a version is not there."""
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    async def get(self, version: int) -> Fact | None:
-        """Return the fact of a version, None if it is not there yet; one that is missing although
-        the next one is there is nothing."""
-        async with self._lock:
-            found = self._kept.get(version)
-            if (
-                found is None
-                and time.monotonic() - self._missing.get(version, -ABSENCE_CACHE_S)
-                >= ABSENCE_CACHE_S
-            ):
-                found = await self._read(version)
-                if found is None and await self._exists(version + 1):
-                    found = await self._read(version) or EMPTY_FACT  # both may have come since
-                self._keep(version, found)
-        return found
-
-    async def _read(self, version: int) -> Fact | None:
-        try:
-            record = await read_commit(self.store, self.run, version)
-        except ContractError:
-            return EMPTY_FACT  # a damaged one stops the run, not its readers
-        return None if record is None else Fact("commit", commit_fields(record))
-
-    async def _exists(self, version: int) -> bool:
-        return await self.store.read(commit_key(self.run, version)) is not None
-
-    def _keep(self, version: int, found: Fact | None) -> None:
-        if found is None:
-            self._missing = {version: time.monotonic()}
-            return
-        self._kept[version] = found
-        self.head = max(self.head, version + 1)
-        while len(self._kept) > MAX_KEPT_COMMITS:
-            self._kept.popitem(last=False)
-
-    async def end(self) -> int:
-        """Return the number after the newest version; about ten objects are looked at."""
-        low, step = self.head, 1
-        while await self._exists(low + step - 1):
-            step *= 2
-        high = low + step - 1  # is not there; all below `low` are
-        while low < high:
-            middle = (low + high) // 2
-            if await self._exists(middle):
-                low = middle + 1
-            else:
-                high = middle
-        self.head = low
-        return low
-
-
-@dataclass(slots=True)
 class Feed:
     """Gives readers what has happened after a position."""
 
-    store: ObjectStore
-    run: str
-    log: Log
+    history: RunHistory
     evaluations: Log
-    _commits: Commits = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._commits = Commits(self.store, self.run)
+    @property
+    def run(self) -> str:
+        return self.history.run
 
     async def now(self) -> Position:
         """Return the position after everything that has happened."""
-        for each in (self.log, self.evaluations):
-            await each.look()
-        known = len(self.log.numbered), len(self.evaluations.numbered)
-        return Position(await self._commits.end(), *known)
+        await self.history.look_for_steps(0.0)
+        return Position(*map(len, await self._logs(0.0)))
 
     async def after(self, at: Position) -> list[tuple[Position, Fact]]:
         """Return what has happened after a position, each with the position after it.
@@ -183,20 +111,18 @@ class Feed:
         Raises:
             Unavailable: if the store does not answer.
         """
+        with suppress(ContractError):  # a damaged record stops the run, not its readers
+            await self.history.look_for_steps(ABSENCE_CACHE_S)
         found: list[tuple[Position, Fact]] = []
-        while (
-            len(found) < MAX_EVENTS_PER_READ
-            and (fact := await self._commits.get(at.commits)) is not None
-        ):
-            at = replace(at, commits=at.commits + 1)
-            found.append((at, fact))
-        for name in ("log", "evaluations"):
-            log: Log = getattr(self, name)
-            await log.look(ABSENCE_CACHE_S)
-            first = getattr(at, name)
-            for number, entry in enumerate(
-                log.numbered[first : first + MAX_EVENTS_PER_READ], first + 1
-            ):
+        logs = await self._logs(ABSENCE_CACHE_S)
+        for name, facts in zip(("commits", "log", "evaluations"), logs, strict=True):
+            first: int = getattr(at, name)
+            for number, fact in enumerate(facts[first : first + MAX_EVENTS_PER_READ], first + 1):
                 at = replace(at, **{name: number})
-                found.append((at, _fact(entry)))
+                found.append((at, _fact(fact)))
         return found
+
+    async def _logs(self, max_age_s: float) -> tuple[Sequence[CommitSummary | Entry | None], ...]:
+        for each in (self.history.log, self.evaluations):
+            await each.look(max_age_s)
+        return self.history.steps, self.history.log.numbered, self.evaluations.numbered

@@ -48,8 +48,7 @@ def api_routes(
     async def say_run() -> Any | None:
         return await live.get("/v1/run")
 
-    store, run = history.store, history.run
-    feed = Feed(store, run, history.log, Log.of_evaluations(store, run))
+    feed = Feed(history, Log.of_evaluations(history.store, history.run))
     router.include_router(event_routes(feed, say_run))
     router.include_router(history_routes(history))
     router.include_router(shown_routes(history))

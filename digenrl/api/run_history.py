@@ -53,6 +53,7 @@ class RunHistory:
     log: Log = field(init=False)
     _letters: Letters = field(default_factory=Letters)
     _looked: float = float("-inf")
+    _looked_for_steps: float = float("-inf")
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
@@ -92,6 +93,17 @@ class RunHistory:
             await self._read_evaluations()
             self._looked = time.monotonic()
 
+    async def look_for_steps(self, max_age_s: float) -> None:
+        """Read new commits, unless the last look for them is younger.
+
+        Raises:
+            Unavailable: if the store does not answer.
+            ContractError: if a record is damaged and has no copy.
+        """
+        async with self._lock:
+            if time.monotonic() - self._looked_for_steps >= max_age_s:
+                await self._read_steps()
+
     async def _read_steps(self) -> None:
         if self._chain is None or self._chain.newest is None:
             self._chain = await read_chain(self.store, self.run)
@@ -100,6 +112,7 @@ class RunHistory:
         while True:
             stored = await read_stored(self.store, self.run, self.version + 1)
             if stored is None:
+                self._looked_for_steps = time.monotonic()
                 return
             self.steps.append(self._chain.add(stored))
 

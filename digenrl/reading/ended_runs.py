@@ -13,6 +13,7 @@ from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView, TagDecisionView, TagView
 from shared.learning.metrics import nothing_trained
 from shared.recipe.recipe import Recipe
+from shared.release import RELEASE
 from shared.run.usage import BatchUsage, per_second
 
 
@@ -34,6 +35,7 @@ def run_at_end(
     stale, reason = (limit, None) if staleness is None else staleness
     return RunView(
         run=run,
+        release=RELEASE,
         phase=phase,
         step=steps[-1].version if steps else 0,
         steps=0 if recipe is None else recipe.run.steps,

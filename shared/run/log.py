@@ -18,7 +18,7 @@ from typing import Self
 import structlog
 from pydantic import ValidationError
 
-from shared.limits import MAX_CONCURRENT_ENTRIES
+from shared.limits import FIRST_ENTRIES, MAX_CONCURRENT_ENTRIES
 from shared.run.layout import evaluations_log_folder, log_folder
 from shared.run.log_entries import ENTRY, Entry
 from shared.store import ObjectStore
@@ -67,7 +67,8 @@ class Log:
         async with self._lock:
             if time.monotonic() - self._looked < max_age_s:
                 return
-            number_of_reads = 2  # one more than the next: an entry may be missing for ever
+            # More than the next one: adjacent entries may be missing for ever.
+            number_of_reads = 2 if self.numbered else FIRST_ENTRIES
             while await self._read_next(number_of_reads):
                 number_of_reads = min(2 * number_of_reads, MAX_CONCURRENT_ENTRIES)
             self._looked = time.monotonic()

@@ -59,6 +59,16 @@ async def test_a_damaged_entry_or_one_that_was_moved_away_holds_nobody_up(run: R
     assert await run.store.read(log.key(6)) is not None
 
 
+async def test_adjacent_entries_that_were_moved_away_hold_no_new_reader_up(run: Run) -> None:
+    log = Log.of_run(run.store, RUN)
+    await append(run.store, RUN, *map(letter, range(1, 8)))
+    await run.store.delete(list(map(log.key, range(2, 7))))
+    facts = await feed_of(run.store, RUN).after(Position())
+    assert [f.fields["number"] for _, f in facts if f.name == "dead_letter"] == [1, 7]
+    await append(run.store, RUN, letter(9))
+    assert await run.store.read(log.key(8)) is not None and not await run.store.read(log.key(2))
+
+
 async def test_writers_that_append_at_once_append_each_fact_once(run: Run) -> None:
     logs = [Log.of_run(run.store, RUN) for _ in range(4)]
     numbers = await asyncio.gather(

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from digenrl.api.events import event_routes
 from digenrl.api.feed import Feed
 from digenrl.api.live import LiveRun, client_of
+from digenrl.api.run_history import RunHistory
 from digenrl.evaluation.records import Quality
 from digenrl.evaluation.run import JudgedSamples, RunEvaluator
 from services.scheduler.shell import api
@@ -121,11 +122,9 @@ async def serve_events(
         scheduler: address of the scheduler that the page asks.
     """
     listener = settings.listen(settings.host, settings.port)
-    logs = Log.of_run(store, settings.run), Log.of_evaluations(store, settings.run)
+    feed = Feed(RunHistory(store, settings.run), Log.of_evaluations(store, settings.run))
     async with client_of(scheduler, None) as client:
-        app = _serving(
-            _events_app(), feed=Feed(store, settings.run, *logs), live=LiveRun(scheduler, client)
-        )
+        app = _serving(_events_app(), feed=feed, live=LiveRun(scheduler, client))
         access = settings.access(settings.run)
         await web.serve(app, _for_ever(), listener=listener, access=access)
 

@@ -31,7 +31,8 @@ class RunView(View):
     """Where a run is, and what it waits for."""
 
     model_config = example(
-        run="digits", phase="running", step=12, steps=30, policy_version=12, reward_mean=0.71,
+        run="digits", release="0.2.0", phase="running", step=12, steps=30, policy_version=12,
+        reward_mean=0.71,
         effective_sample_share=1.0, seconds_per_step=4.1, eta_seconds=73.8, waiting_for="rollout",
         missing_workers=[],
         num_workers={"rollout": 2, "reward": 1, "trainer": 1}, num_quarantined=0,
@@ -41,6 +42,8 @@ class RunView(View):
 
     run: str
     """Name of the run."""
+    release: str
+    """Release of DigenRL that runs it."""
     phase: Phase
     """waiting: for the trainer's first version. failed: `failure` has the reason."""
     step: int

@@ -38,6 +38,7 @@ from services.scheduler.shell.committed_views import timeline_view as timeline_o
 from services.scheduler.shell.metrics import RunFigures
 from services.scheduler.shell.roster import LastStatus
 from shared.messages.workers import Service, WorkerStatus
+from shared.release import RELEASE
 from shared.run.usage import DeviceUse, count_staleness, seconds_per_step
 
 STATUS_FIELDS = (WorkerView.model_fields.keys() & WorkerStatus.model_fields.keys()) - {
@@ -59,6 +60,7 @@ def run_view(scheduler: Scheduler) -> RunView:
     newest = {} if scheduler.chain.newest is None else scheduler.chain.newest.metrics
     return RunView(
         run=scheduler.bus.run,
+        release=RELEASE,
         phase=state.phase,
         step=step,
         steps=plan.num_batches,
