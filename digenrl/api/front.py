@@ -15,13 +15,14 @@ from digenrl.api.export_routes import Exports, export_routes
 from digenrl.api.feed import Feed
 from digenrl.api.history import history_routes
 from digenrl.api.live import LiveRun
-from digenrl.api.offline_routes import Before, Limit, newest_versions, stored_routes
+from digenrl.api.offline_routes import newest_versions, stored_routes
 from digenrl.api.run_history import RunHistory
 from digenrl.api.run_routes import shown_routes
 from digenrl.api.status import status_routes
 from digenrl.api.what_if import WhatIf, plan_routes
 from services.scheduler.shell.api_batches import VersionView
 from shared.process.http_access import CALLER, ON_BEHALF, OPERATIONS, Caller
+from shared.process.http_api import Before, Limit
 from shared.run.log import Log
 
 

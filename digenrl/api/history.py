@@ -1,21 +1,19 @@
 """Routes of what has happened: groups and samples, the audit log, storage."""
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException, Path, Query, Response
 
 from digenrl.api import models
 from digenrl.api.batch_records import CommittedBatches, MediaDeleted
 from digenrl.api.run_history import RunHistory
-from shared.process.http_api import errors
+from shared.process.http_api import BatchNumber, Limit, errors, existing
 from shared.run.log import Log
 from shared.run.log_entries import Request
 from shared.store.previews import content_type
 
-Number = Annotated[int, Path(ge=0, lt=2**31, description="number of the batch")]
 Group = Annotated[int, Path(ge=0, lt=2**31, description="group of the batch")]
 Sample = Annotated[int, Path(ge=0, lt=2**31, description="number of the sample in its group")]
-Limit = Annotated[int, Query(ge=1, le=200, description="how many at most")]
 Cursor = Annotated[
     str, Query(pattern="^[0-9]{0,9}$", description="`next` of the page before; nothing: the first")
 ]
@@ -23,7 +21,7 @@ Order = Annotated[
     Literal["number", "worst", "best", "unscored"],
     Query(description="by number, or by reward; unscored: only those that have none"),
 ]
-T = TypeVar("T")
+NOT_COMMITTED = "the batch has no such thing, or is not committed yet"
 CACHED = "private, max-age=86400"
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 PICTURE: dict[int | str, dict[str, Any]] = {
@@ -36,9 +34,9 @@ def history_routes(history: RunHistory) -> APIRouter:
     _add_samples(router, past)
 
     @router.get("/v1/batches/{batch}/groups", operation_id="list_groups", responses=errors(404))
-    async def groups(batch: Number, limit: Limit = 50, after: Cursor = "") -> models.GroupPage:
+    async def groups(batch: BatchNumber, limit: Limit = 50, after: Cursor = "") -> models.GroupPage:
         """Groups of a committed batch: what became of each."""
-        return _there(await past.groups(batch, int(after or 0), limit), batch)
+        return existing(await past.groups(batch, int(after or 0), limit), NOT_COMMITTED)
 
     @router.get("/v1/audit", operation_id="list_audit")
     async def audit(limit: Limit = 50, after: Cursor = "") -> models.AuditPage:
@@ -69,36 +67,29 @@ async def audit_page(log: Log, limit: int, before: int | None) -> models.AuditPa
 def _add_samples(router: APIRouter, past: CommittedBatches) -> None:
     @router.get("/v1/batches/{batch}/samples", operation_id="list_samples", responses=errors(404))
     async def samples(
-        batch: Number, order: Order = "number", limit: Limit = 50, after: Cursor = ""
+        batch: BatchNumber, order: Order = "number", limit: Limit = 50, after: Cursor = ""
     ) -> models.SamplePage:
         """Samples of a committed batch; with order=worst the smallest rewards come first, and
         unscored samples last."""
-        return _there(await past.samples(batch, int(after or 0), limit, order), batch)
+        return existing(await past.samples(batch, int(after or 0), limit, order), NOT_COMMITTED)
 
     @router.get(
         "/v1/batches/{batch}/samples/{group}/{sample}", operation_id="get_sample",
         responses=errors(404),
     )  # fmt: skip
-    async def sample(batch: Number, group: Group, sample: Sample) -> models.SampleHistory:
+    async def sample(batch: BatchNumber, group: Group, sample: Sample) -> models.SampleHistory:
         """One sample: who made it, how it was scored, which attempts failed."""
-        return _there(await past.sample(batch, group, sample), batch)
+        return existing(await past.sample(batch, group, sample), NOT_COMMITTED)
 
     @router.get(
         "/v1/batches/{batch}/samples/{group}/{sample}/media", operation_id="get_sample_media",
         response_class=Response, responses={**PICTURE, **errors(404, 410)},
     )  # fmt: skip
-    async def picture(batch: Number, group: Group, sample: Sample) -> Response:
+    async def picture(batch: BatchNumber, group: Group, sample: Sample) -> Response:
         """The sample as PNG, of a video the middle frame; once that is deleted, a small preview of
         it as PNG or JPEG, if there is one."""
         try:
-            found = _there(await past.picture(batch, group, sample), batch)
+            found = existing(await past.picture(batch, group, sample), NOT_COMMITTED)
         except MediaDeleted as gone:
             raise HTTPException(410, f"sample {sample} of batch {batch}: {gone}") from gone
         return Response(found, media_type=content_type(found), headers={"cache-control": CACHED})
-
-
-def _there(found: T | None, batch: int) -> T:
-    """Return what was found; raises HTTPException with 404 if nothing was."""
-    if found is None:
-        raise HTTPException(404, f"batch {batch} has no such thing, or is not committed yet")
-    return found

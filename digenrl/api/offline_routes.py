@@ -4,9 +4,8 @@ The routes and their types are the scheduler's; no worker is there, and nothing 
 """
 
 import json
-from typing import Annotated, TypeVar
 
-from fastapi import APIRouter, HTTPException, Path, Query
+from fastapi import APIRouter
 
 from digenrl.api.live import LiveRun
 from digenrl.api.run_history import LOG_S, RunHistory
@@ -17,14 +16,10 @@ from services.scheduler.shell.api_batches import VersionView
 from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView, TagView, WorkerView
 from services.scheduler.shell.dead_letters_api import letter_lists
+from shared.process.http_api import BatchNumber, Before, Limit, existing
 from shared.run.layout import staleness_key, weights_folder
 from shared.run.log_entries import PhaseChange
 from shared.store import ObjectStore
-
-Limit = Annotated[int, Query(ge=1, le=200)]
-Before = Annotated[int | None, Query(ge=0, lt=2**31)]
-Number = Annotated[int, Path(ge=0, lt=2**31)]
-T = TypeVar("T")
 
 
 async def run_view(history: RunHistory) -> RunView:
@@ -114,7 +109,7 @@ def _add_run(router: APIRouter, history: RunHistory) -> None:
     async def run() -> RunView:
         found = await run_view(history)
         has_begun = None if history.recipe is None else found
-        return _there(has_begun, f"the store holds no run {history.run!r}")
+        return existing(has_begun, f"the store holds no run {history.run!r}")
 
     @router.get("/v1/load")
     async def load() -> LoadView:
@@ -141,23 +136,16 @@ def _add_batches(router: APIRouter, history: RunHistory) -> None:
         return [committed_views.committed_batch(each) for each in trained[-limit:][::-1]]
 
     @router.get("/v1/batches/{batch}")
-    async def batch(batch: Number) -> api_batches.BatchDetail:
+    async def batch(batch: BatchNumber) -> api_batches.BatchDetail:
         found = await committed_views.committed_detail(store, name, batch)
-        return _there(found, f"batch {batch} was not committed")
+        return existing(found, f"batch {batch} was not committed")
 
     @router.get("/v1/batches/{batch}/usage")
-    async def usage(batch: Number) -> api_batches.UsageView:
+    async def usage(batch: BatchNumber) -> api_batches.UsageView:
         found = await committed_views.stored_usage(store, name, batch)
-        return _there(found, f"what devices did in batch {batch} is not known")
+        return existing(found, f"what devices did in batch {batch} is not known")
 
     @router.get("/v1/batches/{batch}/timeline")
-    async def timeline(batch: Number) -> api_batches.TimelineView:
+    async def timeline(batch: BatchNumber) -> api_batches.TimelineView:
         found = await committed_views.stored_timeline(store, name, batch)
-        return _there(found, f"what devices did in batch {batch} is not known")
-
-
-def _there(found: T | None, otherwise: str) -> T:
-    """Return what was found; raises HTTPException with 404 if nothing was."""
-    if found is None:
-        raise HTTPException(404, otherwise)
-    return found
+        return existing(found, f"what devices did in batch {batch} is not known")

@@ -14,7 +14,7 @@ from digenrl.evaluation.records import EvaluationRecord
 from digenrl.reading.facts import EXAMPLE_EVALUATION, EvaluationView, evaluation_view
 from services.scheduler.shell.api_models import View, example
 from shared.messages.contracts import ObjectRef
-from shared.process.http_api import errors
+from shared.process.http_api import Before, Limit, errors, existing
 from shared.run.chain import CommitSummary
 
 EXAMPLE_STILL = "/v1/media/2c26b46b68ffc68ff99b453c1d304134.png"
@@ -26,8 +26,6 @@ KINDS = {"mp4": "video/mp4", "png": "image/png"}
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 MEDIA: dict[int | str, dict[str, Any]] = {200: {"content": dict.fromkeys(KINDS.values(), BINARY)}}
 Version = Annotated[int, Path(ge=0, lt=2**31, description="policy version")]
-Before = Annotated[int | None, Query(ge=0, lt=2**31, description="only those of smaller versions")]
-Limit = Annotated[int, Query(ge=1, le=200, description="how many at most")]
 After = Annotated[int, Query(ge=0, lt=2**31, description="only versions after this one")]
 Steps = Annotated[int, Query(ge=1, le=1000, description="how many steps at most")]
 MediaName = Annotated[
@@ -101,11 +99,9 @@ def shown_routes(history: RunHistory) -> APIRouter:
     async def evaluation(version: Version) -> EvaluationDetail:
         """One evaluation with its samples."""
         await history.look()
-        for each in history.evaluations:
-            if each.version == version:
-                figures = evaluation_view(each).model_dump()
-                return EvaluationDetail(**figures, samples=_samples(each))
-        raise HTTPException(404, f"version {version} is not evaluated")
+        records = {each.version: each for each in history.evaluations}
+        found = existing(records.get(version), f"version {version} is not evaluated")
+        return EvaluationDetail(**evaluation_view(found).model_dump(), samples=_samples(found))
 
     @router.get(
         "/v1/media/{name}", operation_id="get_media", response_class=Response,
@@ -128,9 +124,8 @@ def _add_recipe_and_curves(router: APIRouter, history: RunHistory) -> None:
     async def recipe() -> RecipeView:
         """The run's recipe."""
         await history.look()
-        if history.recipe is None:
-            raise HTTPException(404, f"the store holds no run {history.run!r}")
-        return RecipeView(recipe=history.recipe.model_dump(mode="json", exclude_none=True))
+        found = existing(history.recipe, f"the store holds no run {history.run!r}")
+        return RecipeView(recipe=found.model_dump(mode="json", exclude_none=True))
 
     @router.get("/v1/curves", operation_id="get_curves")
     async def curves(after: After = 0, limit: Steps = 500) -> CurvesView:

@@ -40,7 +40,6 @@ from digenrl.local.running.display import Display, make_console
 from digenrl.local.running.evaluation import LocalEvaluation
 from digenrl.local.runs import Run, RunProgress, noted_store, read_progress, write_address
 from digenrl.planning.entries import EVALUATOR, Processes
-from digenrl.reading.wording import cause
 from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView, WorkerView
 from shared.process.outgoing import SETTING, named_in
@@ -289,7 +288,7 @@ async def _watch(
             elif phase in ("finished", "stopped", "failed"):
                 if run["failure"] is not None:
                     newest = await api.get("/v1/dead-letters?limit=1") or []
-                    why = [f"newest dead letter: {cause(each['reason'])}" for each in newest]
+                    why = [f"newest dead letter: {each['reason']}" for each in newest]
                     line = "; ".join([run["failure"], *why])
                     display.console.print(line, highlight=False, soft_wrap=True)
                 return phase  # type: ignore[no-any-return]

@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from digenrl.reading.wording import KINDS, cause, step_of
+from digenrl.reading.wording import KINDS, step_of
 from services.scheduler.shell.api_letters import DeadLetterDetail, DeadLetterView
 from services.scheduler.shell.api_models import RunView
 from shared.errors import ContractError
@@ -16,7 +16,7 @@ FIRST_LINE = 160
 
 def reasons(letters: Sequence[DeadLetterView]) -> list[tuple[str, int]]:
     """Return each reason, the most frequent first, and how many letters have it."""
-    return Counter(cause(each.reason) for each in letters).most_common()
+    return Counter(each.reason for each in letters).most_common()
 
 
 def advice(run: RunView) -> str:
@@ -41,7 +41,7 @@ def summary(letters: Sequence[DeadLetterView], run: RunView | None) -> list[str]
 
 def line(letter: DeadLetterView) -> str:
     """Return a letter as one line of a table, with what has become of its work."""
-    what, why = _work(letter) or letter.subject, _first_line(cause(letter.reason))
+    what, why = _work(letter) or letter.subject, _first_line(letter.reason)
     text = f"{letter.number:6d}  {letter.state:8} {KINDS[letter.kind]:14}  {what}: {why}"
     return f"{text} [{letter.outcome}]" if letter.outcome else text
 

@@ -1,6 +1,5 @@
 """Names what devices do in the words of the run's page and of the command line."""
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
@@ -89,23 +88,6 @@ def figure(value: float) -> str:
     ('1,210', '63.8', '0.00533', '0.0000002')
     """
     return f"{Decimal(f'{value:.3g}'):,f}"
-
-
-_SCORER = re.compile(r"(?:reward: )?(?!\w+(?:Error|Exception): )([\w-]+): (\w+: .+)", re.DOTALL)
-_OTHERS = ("rollout", "encoder", "reward", "trainer", "admission", "delivery")
-"""Prefixes of a dead letter's reason that are no scorer."""
-
-
-def cause(reason: str) -> str:
-    """Return why a dead letter is one, the same for a fragment that failed and for its samples.
-
-    >>> cause("reward: mine: ValueError: no"), cause("mine: ValueError: no"), cause("no memory")
-    ('in scorer mine: ValueError: no', 'in scorer mine: ValueError: no', 'no memory')
-    """
-    found = _SCORER.fullmatch(reason)
-    if found is None or found[1] in _OTHERS:
-        return reason
-    return f"in scorer {found[1]}: {found[2]}"
 
 
 KINDS = {

@@ -35,13 +35,14 @@ from digenrl.api.what_if import POOL, PlanRefused, WhatIf
 from digenrl.evaluation.records import FIGURES
 from digenrl.reading.facts import MAX_LETTERS
 from digenrl.reading.letters import reasons
-from digenrl.reading.wording import KINDS, QUEUES, USE_WORDS, cause
+from digenrl.reading.wording import KINDS, QUEUES, USE_WORDS
 from digenrl.view.errors import add_error_pages
 from digenrl.view.figures import PER_PAGE, curves_of, sample_of, samples_of
 from digenrl.view.markup import templates
 from services.scheduler.costs.profile import profile_names
 from services.scheduler.shell.api_models import RunView, TagView
 from shared.process.http_access import CALLER, Access, Caller, check_routes, sign_in
+from shared.process.http_api import Before
 from shared.process.service import Health, probes
 
 PAGES = (
@@ -66,7 +67,6 @@ SAMPLES_PER_PAGE = 24
 DRAINABLE = ("rollout", "trainer")
 """Services of workers that can be drained by their name."""
 Batches = Annotated[int, Query(ge=1, le=MAX_BATCHES, description="how many of the newest batches")]
-Before = Annotated[int | None, Query(ge=0, lt=2**31)]
 Number = Annotated[int, Path(ge=1, lt=2**31)]
 Step = Annotated[int | None, Query(ge=1, lt=2**31)]
 OneStep = Annotated[int, Query(ge=1, lt=2**31)]
@@ -222,7 +222,7 @@ def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
             found = await stored_letters(history, state, before)
         opened = [each for each in found if each.state == "open"]
         return await pages.page(
-            request, "letters", letters=found, state=state, kinds=KINDS, cause=cause,
+            request, "letters", letters=found, state=state, kinds=KINDS,
             reasons=reasons(opened), useful=[each.number for each in opened if not each.outcome],
             older=found[-1].number if len(found) == MAX_LETTERS else None,
             committed=max(0, history.version),

@@ -2,15 +2,15 @@
 other host."""
 
 import html
+import pathlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from importlib.resources import files
-from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
@@ -19,6 +19,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
+Limit = Annotated[int, Query(ge=1, le=200, description="how many at most")]
+Before = Annotated[
+    int | None, Query(ge=0, lt=2**31, description="only those with a smaller number")
+]
+BatchNumber = Annotated[int, Path(ge=0, lt=2**31, description="number of the batch")]
+T = TypeVar("T")
 PROBLEM_JSON = "application/problem+json"
 REF = "#/components/schemas/Problem"
 FASTAPIS = (REF, "#/components/schemas/HTTPValidationError")
@@ -90,6 +96,17 @@ STATUS_TEXTS = {
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the documentation of a route's errors, in addition to the errors of every route."""
     return {status: {"model": Problem, "description": STATUS_TEXTS[status]} for status in statuses}
+
+
+def existing(found: T | None, otherwise: str) -> T:
+    """Return what was found.
+
+    Raises:
+        HTTPException: with 404, if nothing was.
+    """
+    if found is None:
+        raise HTTPException(404, otherwise)
+    return found
 
 
 def add_problems(app: FastAPI) -> None:
@@ -196,5 +213,5 @@ def add_docs(app: FastAPI) -> None:
     def asset(name: str) -> FileResponse:
         if name not in ASSETS:
             raise HTTPException(404, f"/docs has no {name[:100]!r}")
-        path = Path(str(files("fastapi_offline") / "static" / name))
+        path = pathlib.Path(str(files("fastapi_offline") / "static" / name))
         return FileResponse(path, media_type=ASSETS[name])

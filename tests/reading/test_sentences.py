@@ -17,7 +17,7 @@ from digenrl.reading.sentences import (
     status,
     throughput,
 )
-from digenrl.reading.wording import cause, figure, time_left, worker_counts
+from digenrl.reading.wording import figure, time_left, worker_counts
 from digenrl.view.markup import linked
 from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView
@@ -218,27 +218,6 @@ def test_dead_letters_are_an_alarm_while_they_come() -> None:
     assert alarms(facts(letters=[letter("old", 3600)])) == []
     [line] = alarms(facts(run(num_dead_letters=9)))  # when they came is not known
     assert line == "dead letters: 9 are open; `digenrl dlq list test` has why"
-
-
-@pytest.mark.parametrize(
-    ("reason", "said"),
-    [
-        ("reward: mine: ValueError: no sevens (a.py, line 7)",
-         "in scorer mine: ValueError: no sevens (a.py, line 7)"),
-        ("mine: ValueError: no sevens", "in scorer mine: ValueError: no sevens"),
-        ("reward: the image has no pixels", "reward: the image has no pixels"),
-        ("rollout: OutOfMemoryError: 2 GB", "rollout: OutOfMemoryError: 2 GB"),
-        ("ValueError: HTTP: 500", "ValueError: HTTP: 500"),
-    ],
-)  # fmt: skip
-def test_a_reason_names_the_scorer_and_nothing_else_is_one(reason: str, said: str) -> None:
-    assert cause(reason) == said
-
-
-def test_a_fragment_that_failed_and_its_samples_have_one_reason() -> None:
-    late = [letter("reward: mine: ValueError: no", 0), letter("x", 0)]
-    [line] = alarms(facts(letters=[*late, letter("mine: ValueError: no", 0)]))
-    assert "2 of them: in scorer mine: ValueError: no;" in line
 
 
 def test_a_failure_is_the_first_alarm() -> None:

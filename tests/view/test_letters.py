@@ -14,13 +14,12 @@ from tests.run_log import letter
 from tests.view.sight import Scheduler
 from tests.view.test_page import client_of
 
-CAUSE = "mine: ValueError: no template (slow_reward.py, line 7)"
+CAUSE = "reward: mine: ValueError: no template (slow_reward.py, line 7)"
 
 
 def about(number: int, batch: int, attempt: int, kind: LetterKind = "failed") -> DeadLetter:
     work = Work(batch=batch, group=1, first_sample=0, attempt=attempt)
-    reason = CAUSE if kind == "unscored" else f"reward: {CAUSE}"
-    return letter(number, kind=kind, reason=reason, work=work)
+    return letter(number, kind=kind, reason=CAUSE, work=work)
 
 
 def test_open_letters_are_shown_and_those_of_one_cause_have_one_reason(tmp_path: Path) -> None:
@@ -29,7 +28,7 @@ def test_open_letters_are_shown_and_those_of_one_cause_have_one_reason(tmp_path:
     client = client_with(tmp_path, *letters, about(4, 2, 1), committed=2, phase="paused")
     text = html.unescape(client.get("/letters").text)
     assert re.findall(r'id="letter-(\d)"', text) == ["4", "3"]
-    assert f"<p><b>2</b> open: in scorer {CAUSE}</p>" in text
+    assert f"<p><b>2</b> open: {CAUSE}</p>" in text
     every = client.get("/letters?state=all").text
     assert re.findall(r'id="letter-(\d)"', every) == ["4", "3", "2", "1"]
     assert re.findall(r'<span class="quiet">(.*)</span>', every)[-4:] == [

@@ -2,9 +2,9 @@
 
 import asyncio
 import uuid
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, FastAPI, HTTPException, Path, Query
+from fastapi import APIRouter, FastAPI, HTTPException, Path
 
 from services.scheduler import limits
 from services.scheduler.shell import api_batches, views
@@ -16,14 +16,17 @@ from services.scheduler.shell.dead_letters_api import dead_letters
 from services.scheduler.shell.load import BatchForecasts, load_view
 from shared.messages.contracts import Action, OperatorRequest, TagRequest, WorkerRequest
 from shared.process.http_access import Access, check_routes, sign_in
-from shared.process.http_api import add_docs, add_problems, errors
+from shared.process.http_api import (
+    BatchNumber,
+    Before,
+    Limit,
+    add_docs,
+    add_problems,
+    errors,
+    existing,
+)
 from shared.process.service import probes
 
-Limit = Annotated[int, Query(ge=1, le=200, description="how many at most")]
-Before = Annotated[
-    int | None, Query(ge=0, lt=2**31, description="only those with a smaller number")
-]
-Number = Annotated[int, Path(ge=0, lt=2**31, description="number of the batch")]
 WorkerName = Annotated[
     str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="name of the worker")
 ]
@@ -33,7 +36,6 @@ Requests send a token, `Authorization: Bearer ...` (docs/security.md): one of a 
 an operator steers the run as well. A request may be repeated: twice is as once.
 Errors are problem+json (RFC 9457). A request that is accepted (202) takes effect a moment later.
 """
-T = TypeVar("T")
 NOT_FOUND_ERRORS = errors(404)
 CONFLICT_ERRORS = errors(409, 503)
 
@@ -89,10 +91,10 @@ def _batches(scheduler: Scheduler) -> APIRouter:
         return await views.batch_views(scheduler, limit, before)
 
     @router.get("/v1/batches/{batch}", operation_id="get_batch", responses=NOT_FOUND_ERRORS)
-    async def batch(batch: Number) -> api_batches.BatchDetail:
+    async def batch(batch: BatchNumber) -> api_batches.BatchDetail:
         """One batch with its groups."""
         found = await views.batch_detail(scheduler, batch)
-        return _there(found, f"batch {batch} has not begun")
+        return existing(found, f"batch {batch} has not begun")
 
     @router.get("/v1/versions", operation_id="list_versions")
     async def versions(limit: Limit = 50, before: Before = None) -> list[api_batches.VersionView]:
@@ -100,18 +102,18 @@ def _batches(scheduler: Scheduler) -> APIRouter:
         return await views.version_views(scheduler, limit, before)
 
     @router.get("/v1/batches/{batch}/usage", operation_id="get_usage", responses=NOT_FOUND_ERRORS)
-    async def usage(batch: Number) -> api_batches.UsageView:
+    async def usage(batch: BatchNumber) -> api_batches.UsageView:
         """Use of the devices from the opening of a batch to its commit."""
         found = await stored_usage(scheduler.store, scheduler.bus.run, batch)
-        return _there(found, f"what devices did in batch {batch} is not known")
+        return existing(found, f"what devices did in batch {batch} is not known")
 
     @router.get(
         "/v1/batches/{batch}/timeline", operation_id="get_timeline", responses=NOT_FOUND_ERRORS
     )
-    async def timeline(batch: Number) -> api_batches.TimelineView:
+    async def timeline(batch: BatchNumber) -> api_batches.TimelineView:
         """When the devices changed what they did; of the batch in flight, so far."""
         found = await views.timeline_view(scheduler, batch)
-        return _there(found, f"what devices did in batch {batch} is not known")
+        return existing(found, f"what devices did in batch {batch} is not known")
 
     return router
 
@@ -130,7 +132,7 @@ def _workers(scheduler: Scheduler) -> APIRouter:
             summary=action.title(), description=description, responses=errors(404, 409, 503),
         )  # fmt: skip
         async def request(worker: WorkerName) -> models.Accepted:
-            _there(views.is_known(scheduler, worker) or None, f"there is no worker {worker!r}")
+            existing(views.is_known(scheduler, worker) or None, f"there is no worker {worker!r}")
             if action == "drain" and (reason := views.drain_obstacle(scheduler, worker)):
                 raise HTTPException(409, reason)
             accepted = models.Accepted(action=action, id=uuid.uuid4().hex)
@@ -197,13 +199,6 @@ def _actions(scheduler: Scheduler) -> APIRouter:
     )
     add("stop", "End the run where it is; it can be resumed from its newest commit.")
     return router
-
-
-def _there(found: T | None, otherwise: str) -> T:
-    """Return what was found; raises HTTPException with 404 if nothing was."""
-    if found is None:
-        raise HTTPException(404, otherwise)
-    return found
 
 
 async def _publish(

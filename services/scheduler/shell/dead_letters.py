@@ -141,6 +141,7 @@ async def letter_of(bus: Bus, received: ReceivedMessage) -> DeadLetter | None:
             return None
         batch, group, first, attempt = map(int, numbers.groups())
         slot = Work(batch=batch, group=group, first_sample=first, attempt=attempt)
+        reason = f"reward: {reason}"  # like the failure of the fragment's attempts
         return make_letter("unscored", DLQ.name, copied, reason, received.data, slot)
     if not received.subject.startswith("$JS"):
         stream, sequence = received.subject.split(".")[-2:]

@@ -12,7 +12,7 @@ from services.scheduler.shell import api_letters as models
 from shared.errors import Unavailable
 from shared.messages.contracts import GroupRequest, OperatorRequest
 from shared.process.http_access import CALLER, Caller
-from shared.process.http_api import errors
+from shared.process.http_api import Before, Limit, errors, existing
 from shared.run.log_entries import DeadLetter, Settled, Settlement
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def dead_letters(scheduler: "Scheduler") -> APIRouter:
         )  # fmt: skip
         async def settle(number: Number, request: Request) -> models.SettledView:
             known, run = read()
-            letter = _there(known.letters.get(number), number)
+            letter = _find(known, number)
             caller = request.scope.get(CALLER)
             by = caller.name if isinstance(caller, Caller) else "anybody"
             try:
@@ -63,10 +63,8 @@ def letter_lists(read: Callable[[], LettersNow | Awaitable[LettersNow]]) -> APIR
     def letters(
         now: Annotated[LettersNow, Depends(read)],
         state: Annotated[models.Wanted, Query(description="which ones")] = "open",
-        limit: Annotated[int, Query(ge=1, le=200, description="how many at most")] = 50,
-        before: Annotated[
-            int | None, Query(ge=1, lt=2**31, description="only those with a smaller number")
-        ] = None,
+        limit: Limit = 50,
+        before: Before = None,
     ) -> list[models.DeadLetterView]:
         """Unusable messages and failed attempts, newest first."""
         known, run = now
@@ -78,7 +76,7 @@ def letter_lists(read: Callable[[], LettersNow | Awaitable[LettersNow]]) -> APIR
     ) -> models.DeadLetterDetail:
         """One dead letter with its bytes."""
         known, run = now
-        return known.view(_there(known.letters.get(number), number), run)
+        return known.view(_find(known, number), run)
 
     return router
 
@@ -119,7 +117,5 @@ async def _settle(
     return models.SettledView(number=number, state=how, note=note)
 
 
-def _there(letter: DeadLetter | None, number: int) -> DeadLetter:
-    if letter is None:
-        raise HTTPException(404, f"there is no dead letter {number}")
-    return letter
+def _find(known: models.Letters, number: int) -> DeadLetter:
+    return existing(known.letters.get(number), f"there is no dead letter {number}")

@@ -283,6 +283,7 @@ def test_samples_without_a_score_are_a_letter_and_no_failure() -> None:
     found = asyncio.run(letter_of(bus, ReceivedMessage(None, subject, b"{}", headers)))
     assert found is not None and found.work is not None
     assert (found.kind, found.work.group, found.work.first_sample) == ("unscored", 1, 2)
+    assert found.reason == "reward: ocr: sample 3: no text", "as of a failed attempt"
     assert failure_of(found) is None
     odd = ReceivedMessage(None, "dg.test.quarantine.unscored.1-x-2", b"{}", headers)
     assert asyncio.run(letter_of(bus, odd)) is None

@@ -110,13 +110,12 @@ def test_letters_of_a_run_in_progress_are_asked_of_its_scheduler(
     assert retried.exit_code == 1 and retried.output.startswith("1: nothing is left to do: batch")
 
 
-CAUSE = "mine: ValueError: no template (slow_reward.py, line 7)"
+CAUSE = "reward: mine: ValueError: no template (slow_reward.py, line 7)"
 
 
 def about(number: int, batch: int, attempt: int = 0, kind: LetterKind = "failed") -> DeadLetter:
     work = Work(batch=batch, group=0, first_sample=4 * attempt, attempt=attempt)
-    reason = CAUSE if kind == "unscored" else f"reward: {CAUSE}"
-    return letter(number, kind=kind, reason=reason, work=work, at=0.0)
+    return letter(number, kind=kind, reason=CAUSE, work=work, at=0.0)
 
 
 def retried(number: int) -> Settled:
@@ -131,7 +130,7 @@ def test_open_letters_are_summed_up_with_the_commands_that_help() -> None:
     opened = shown(letters_of(about(1, 3), about(2, 4, kind="unscored")), "paused")
     retry = "`digenrl dlq retry test --all --resume`"
     [why, remedy] = summary(opened, run(phase="paused"))
-    assert why == f"     2  in scorer {CAUSE}"
+    assert why == f"     2  {CAUSE}"
     assert remedy == f"fix the cause, then retry: {retry}"
     assert advice(run()) == (
         f"to fix the cause and retry: `digenrl pause test --at-failure`, then {retry}"
