@@ -121,7 +121,7 @@ MAX_RECORD_BYTES = 1 << 28
 RECIPE_POLL_S = 0.5
 """Seconds between two checks for the run's recipe, by which a process starts late."""
 RECIPE_WAIT_LOG_S = 30.0
-"""A process that waits for the run's recipe says so again after this long."""
+"""A process that waits for the run's recipe logs this again after this long."""
 MAX_CACHED_IMAGES = 64
 """Older source images leave memory, and are read again."""
 MAX_CHANGES = 1000
@@ -159,7 +159,7 @@ OUTAGE_GRACE_S = 90.0
 REQUEST_GRACE_S = 10
 """A request that runs this long after a stop signal is cut off."""
 EXIT_TIMEOUT_S = 18.0
-"""A process that has not ended this long after a stop signal ends, whatever its threads do."""
+"""A process that has not ended this long after a stop signal ends, although threads still run."""
 MAX_THREADS = 64
 """Further blocking calls of a service wait for a thread."""
 MAX_WAITING_CONNECTIONS = 2048
@@ -169,7 +169,7 @@ MAX_CLEANUP_S = 6.0
 STORE_CHECK_TIMEOUT_S = 10.0
 """A bucket that does not answer a request without a name in this time is unavailable."""
 SIGN_IN_CODE_S = 600.0
-"""A link to a page signs nobody in after this long."""
+"""A link to a page is invalid after this long."""
 SESSION_S = 12 * 3600.0
 """A browser has to sign in again after this long."""
 MAX_SESSIONS = 256
@@ -197,6 +197,6 @@ MAX_CONDITIONS = 64
 MAX_LATENT = 1e4
 """A trajectory with a larger latent is refused: the network has diverged."""
 MAX_LATENT_RMS = 1e3
-"""Latents of a larger root mean square are refused; those of working networks have some tens."""
+"""Latents of a larger root mean square are refused; latents of working networks have some tens."""
 MAX_LOG_PROB = 1e6
 """A trajectory with a larger log-prob, a mean over elements, is refused."""

@@ -49,12 +49,12 @@ def host(
     ] = "",
     logs: Annotated[
         Path | None,
-        typer.Option(help="folder of the processes' logs; by default logs beside the keys"),
+        typer.Option(help="folder of the processes' logs; by default logs next to the keys"),
     ] = None,
 ) -> None:
     """Take part in a run: keep one process per GPU running, until Ctrl-C or the end of the run.
 
-    Exit status 0: the run is finished, or this host was asked to end; 2: this host can never take
+    Exit status 0: the run is finished, or this process was stopped; 2: this host can never take
     part; others: start it again.
     """
     import uvloop

@@ -1,8 +1,7 @@
 """This machine takes part in a run: its processes, one per GPU, are kept running.
 
-Whatever engine starts this on a host, systemd, Kubernetes, Slurm or a person, learns by the exit
-status what to do: 0: the run is finished, or this host was asked to end; 2: this host can never
-take part as it is; anything else: start it again.
+The exit status is for systemd, Kubernetes, Slurm or a person: 0: the run is finished, or
+this process was stopped; 2: this host can never take part as it is; anything else: start it again.
 """
 
 import asyncio
@@ -50,15 +49,15 @@ class HostRequest:
     keys: Path
     """Folder with `hosts.env`, and a folder of secrets for each role of this host."""
     roles: Sequence[Role]
-    """Empty: those of which the folder has keys."""
+    """Empty: all roles with keys in the folder."""
     logs: Path
     until_finished: bool
     first: FirstHost | None = None
-    """What this host has of the run for all others; None if another host has it."""
+    """Services that this host runs for all hosts; None if another host runs them."""
 
 
 async def take_part(request: HostRequest) -> None:
-    """Work for the run until it is finished or this process is asked to end.
+    """Work for the run until it is finished or this process is stopped.
 
     Raises:
         UserError: if this host can never take part.
@@ -191,7 +190,7 @@ def read_settings(keys: Path) -> None:
     """Put the settings of the run into the environment, where it does not have them.
 
     Raises:
-        UserError: if there are none.
+        UserError: if the folder has no settings.
     """
     try:
         text = (keys / SETTINGS).read_text()
@@ -212,7 +211,7 @@ def roles_in(keys: Path) -> list[Role]:
     """Return the roles of workers of which the folder has keys.
 
     Raises:
-        UserError: if there are none.
+        UserError: if the folder has no keys.
     """
     there: list[Role] = [role for role in WORKERS if (keys / role).is_dir()]
     if not there:

@@ -1,7 +1,7 @@
 """Hosts of a lab as systemd units: one unit per host starts `digenrl host`, and nothing else.
 
-What a host needs is written into a folder and copied there with the system's `scp`; the system's
-`ssh` calls `systemctl --user`. systemd restarts, and the scheduler places work.
+A host's settings and secrets are written into a folder and copied there with the system's `scp`;
+its `ssh` calls `systemctl --user`. systemd restarts, and the scheduler places work.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ PLACE = ".local/share/digenrl"
 """Folder of runs in the home of a host."""
 ENVIRONMENT, DIGEST = "host.env", "applied"
 SECRETS = "keys tls seaweedfs nats/nats.conf valkey/valkey.conf host.env applied"
-"""What `down` deletes of a run's folder; its objects stay."""
+"""Files of a run's folder that `down` deletes; its objects stay."""
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9@%_+=:,./~-]{1,255}$")]
 """Text that neither a shell nor systemd reads as anything else."""
@@ -222,7 +222,7 @@ def down(hosts: HostsFile, shell: Shell) -> None:
 
 
 def _each(hosts: HostsFile, shell: Shell, act: Callable[[str, str], str]) -> None:
-    """Do something for all hosts at once, and print what each says."""
+    """Do something for all hosts at once, and print the output of each."""
     with ThreadPoolExecutor(1 if shell.plans else 16) as pool:
         said = {name: pool.submit(act, name, hosts.address_of(name)) for name in hosts.hosts}
     for name, each in said.items():

@@ -7,7 +7,7 @@ PROBE_TIMEOUT_S = 2
 PROGRESS_POLL_S = 2.0
 """Seconds between two checks of a run's progress, by which `digenrl status` is late."""
 SOCKET_BIND_S = 60
-"""An older socket on which nobody listens is deleted; a younger one may still be opened."""
+"""An older socket on which no process listens is deleted; a younger one may still be opened."""
 VACUUM_S = 60
 """Seconds until the space of deleted objects is free; with more, `digenrl up` needs more disk."""
 VACUUM_PAUSE_S = 40
@@ -31,7 +31,7 @@ MAX_STORED_PER_S = 200 << 20
 MIN_FREE_BYTES = 1 << 30
 """With less free space besides weights and checkpoints, no run starts."""
 PAGE_ANSWER_S = 2.0
-"""If the process of the page does not answer in this time, the scheduler is asked."""
+"""If the process of the page does not answer in this time, the scheduler answers instead."""
 MAX_READ_VERSIONS = 50
 """Older versions are not read for a status."""
 MAX_LOG_TAIL_BYTES = 1 << 16
@@ -69,7 +69,7 @@ DETACH_POLL_S = 0.2
 EVALUATION_POLL_S = 0.5
 """Seconds between two checks of the last evaluation, by which a run ends late."""
 EVALUATOR_TIMEOUT_S = 2.0
-"""An evaluator that takes longer to answer is asked later: the display does not stall."""
+"""An evaluator that takes longer to answer is called again later: the display does not stall."""
 PAGE_LINK_TIMEOUT_S = 2.0
 """If the page of a run in progress takes longer to give a link, another page is served."""
 MAX_CERTIFICATE_DAYS = 825
