@@ -40,6 +40,13 @@ def plan(
     host_memory: HostMemory = None,
     host_gpus: HostGpus = 8,
     launch_us: LaunchUs = None,
+    site: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="more GPUs, behind a line: their site's name, kind, number, Mbit/s up and down, "
+            "and round trip, e.g. lab:a100=16@100/100,40ms; may be repeated"
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find out which devices should generate, which should train, and how much that gains."""
@@ -54,7 +61,7 @@ def plan(
     found = find_plan(
         loaded, devices, profile=profile, variant=variant.value,
         staleness=zero_or_one(staleness), host_gpus=host_gpus, hosts=hosts,
-        host_memory=host_memory, launch_us=launch_us,
+        host_memory=host_memory, launch_us=launch_us, sites=tuple(site or ()),
     )  # fmt: skip
     if as_json:
         typer.echo(plan_as_json(found))

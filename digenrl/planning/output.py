@@ -52,6 +52,8 @@ def show_plan(advice: PlacementAdvice, console: Console) -> None:
             f"{choice.utilisation:.0%}",
         )
     console.print(table)
+    for site in advice.sites:
+        console.print(str(site), highlight=False, soft_wrap=True)
     console.print("to write into a recipe, in the same order:")
     for choice in _shown(planned.choices):
         said = as_toml(_keys(advice, choice)) + _environment(advice, choice)
@@ -91,6 +93,7 @@ def plan_fields(advice: PlacementAdvice) -> dict[str, Any]:
         "excluded": dict(planned.excluded),
         "left_out": list(advice.left_out),
         "reasons": list(advice.reasons),
+        "sites": [site.fields() for site in advice.sites],
         "forecast": planned.num_forecast,
         "hosts": None if advice.hosts is None else str(advice.hosts),
         "host_gpus": _largest_host(planned.host_gpus),

@@ -16,6 +16,7 @@ from digenrl.planning.planner import PlanResult, plan_split
 from digenrl.planning.remedies import generating, keys, sharing, would_fit
 from digenrl.planning.runnable import HostGpus, as_toml
 from digenrl.planning.search import SEARCH_CPU_S
+from digenrl.planning.sites import SiteAdvice
 from digenrl.trace.memory import ModelUse, encoder_needs, rollout_needs, with_memory
 from services.scheduler.costs.capacity import TARGET_ROWS, pass_rows
 from services.scheduler.costs.profile import Profile, Role, device
@@ -82,6 +83,8 @@ class PlacementAdvice:
     """Where the devices are, if that is known."""
     recipe: Recipe | None = None
     """The planned recipe, if there is one."""
+    sites: tuple[SiteAdvice, ...] = ()
+    """Work of the devices behind lines."""
 
 
 def advise(

@@ -1,6 +1,6 @@
 """Reads devices from the command line, and finds their fastest split for ``digenrl plan``."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from digenrl.planning.hosts import (
 from digenrl.planning.placements import ModelPlacement, PlacementAdvice, advise
 from digenrl.planning.recipes import ahead_by, model_use, with_staleness
 from digenrl.planning.runnable import recipe_keys
+from digenrl.planning.sites import advise_sites, parse_sites
 from digenrl.planning.work import work_line
 from digenrl.trace.memory import FIGURES_BYTES, ModelUse, usual
 from services.scheduler.costs.devices import kind_named
@@ -65,7 +66,7 @@ def plan(
     recipe: Recipe | None, devices: str | None, *,
     profile: str | None, staleness: Literal[0, 1] | None, host_gpus: int,
     hosts: str | None = None, host_memory: str | None = None,
-    variant: VariantName = "lora", launch_us: str | None = None,
+    variant: VariantName = "lora", launch_us: str | None = None, sites: Sequence[str] = (),
 ) -> PlacementAdvice:  # fmt: skip
     """Plan for hosts, which have ``host_gpus`` GPUs each where only devices are counted; only plans
     that a recipe can express count, with what small devices need to take part. The modes
@@ -83,19 +84,23 @@ def plan(
     else:
         schedule = with_staleness(recipe.run_schedule, staleness)
         costs, use = costs_and_use(ahead_by(recipe, staleness), profile)
-    costs = with_host(add_kinds(pool[1], costs), launch_us)
+    costs = with_host(add_kinds(" ".join([pool[1], *sites]), costs), launch_us)
+    far = parse_sites(sites, costs)
     given = parse_hosts(*pool, costs, host_gpus=host_gpus, host_memory=host_memory)
     advised = partial(
         advise, costs, use, given.devices, host_gpus=given.gpus, fluid=True,
         accepts=partial(accepts, recipe, given),
     )  # fmt: skip
     if recipe is None:
+        if far:
+            raise UserError("--site: give a recipe, from which the bytes of a sample follow")
         return _placed(advised(schedule), given)
     if staleness is None and recipe.schedule.max_staleness == "auto":
         found = _with_decision(advised, schedule)
     else:
         found = advised(schedule)
-    found = _placed(replace(found, recipe=recipe), given)
+    advice = advise_sites(found.planned, recipe, far) if far else ()
+    found = _placed(replace(found, recipe=recipe, sites=advice), given)
     return replace(found, reasons=(work_line(costs, recipe), *found.reasons))
 
 

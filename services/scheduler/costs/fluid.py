@@ -64,6 +64,12 @@ def network_gb(profile: Profile) -> float:
     return profile.memory.network_gib * GIB_TO_GB
 
 
+def stored_gb(profile: Profile) -> float:
+    """Return the size of a version's weights in the store: an adapter's in float32."""
+    is_adapter = gradient_gb(profile) <= network_gb(profile)
+    return gradient_gb(profile) if is_adapter else profile.variant.published_gb
+
+
 def exchange_seconds(profile: Profile, devices: int) -> float:
     """Return the seconds in which this many devices form the total of their sums: the message names
     the sums' owners, and a ring adds up the sums within each host, and one across hosts. Parts of
@@ -72,7 +78,7 @@ def exchange_seconds(profile: Profile, devices: int) -> float:
     if profile.variant.exchange_seconds is not None:
         return profile.variant.exchange_seconds
     ranks, size = profile.variant.ranks, gradient_gb(profile)
-    if ranks > 1 and 2 * profile.variant.published_gb > network_gb(profile):  # not of an adapter
+    if ranks > 1 and size > stored_gb(profile):  # not of an adapter
         members = devices // ranks
         passed = size * (members + 2) if members > 1 else 0.0
         line = LINE_GB_PER_SECOND * math.ceil(ranks / HOST_DEVICES)

@@ -1,7 +1,7 @@
 """A simulated cluster put together: broker, scheduler, workers and members in one virtual time."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.scheduler.core.inputs import WorkerJoined
@@ -14,6 +14,7 @@ from services.scheduler.sim.fabric import Fabric
 from services.scheduler.sim.history import History
 from services.scheduler.sim.members import SimMember
 from services.scheduler.sim.scheduler import SimScheduler
+from services.scheduler.sim.sites import SimSite, Site
 from services.scheduler.sim.timing import Timing
 from services.scheduler.sim.world import World
 from shared.devices.loan import Loan
@@ -37,23 +38,41 @@ class Cluster:
     """Name -> rollout device."""
     members: dict[str, SimMember] = field(default_factory=dict)
     """Name -> device that trains."""
+    sites: dict[str, SimSite] = field(default_factory=dict)
+    """Name -> site that is far from home."""
 
-    def add_rollout(self, name: str, kind: str) -> None:
-        """Start a rollout worker."""
+    @property
+    def devices(self) -> "list[SimRollout | SimMember]":
+        return [*self.rollout.values(), *self.members.values()]
+
+    def add_site(self, site: Site) -> None:
+        """Start the devices of a site."""
+        far = self.sites[site.name] = SimSite(site, self.world, self.scheduler.handle)
+        others = self.members.values() if site.trains else self.rollout.values()
+        first = sum(each.kind == site.kind for each in others)
+        for number in range(first, first + site.count):
+            if site.trains:
+                self.add_member(member_name(site.kind, number), site.kind, far)
+            else:
+                self.add_rollout(rollout_device(site.kind, number), site.kind, far)
+
+    def add_rollout(self, name: str, kind: str, site: SimSite | None = None) -> None:
+        """Start a rollout worker; ``site``: None of the home site."""
         worker = self.rollout[name] = SimRollout(
-            self.world, self.broker, self.history, self.timing, name, kind, self._address(name)
-        )
+            world=self.world, broker=self.broker, history=self.history, timing=self.timing,
+            name=name, kind=kind, address=self._address(name), site=site,
+        )  # fmt: skip
         worker.start()
         self.scheduler.handle(WorkerJoined(worker.address, name, "rollout", kind=kind))
 
-    def add_member(self, name: str, kind: str) -> None:
+    def add_member(self, name: str, kind: str, site: SimSite | None = None) -> None:
         """Start a member."""
         schedule = self.plan.schedule
         generates = schedule.trainer_generates and math.isfinite(self.timing.help(kind, 1))
         member = self.members[name] = SimMember(
             world=self.world, broker=self.broker, history=self.history, timing=self.timing,
             name=name, kind=kind, address=self._address(name), plan=self.plan,
-            commits=self.commits, fabric=self.fabric,
+            commits=self.commits, fabric=self.fabric, site=site,
             generates=generates, one_step=schedule.staleness_limit > 0,
             loan=Loan() if generates and not schedule.members_generate else None,
         )  # fmt: skip
@@ -85,6 +104,7 @@ def build(
     *,
     rollout: Mapping[str, int],
     members: Mapping[str, int],
+    sites: Sequence[Site] = (),
     seed: int = 0,
     delay: float = 0.0,
     first_state: State | None = None,
@@ -95,6 +115,7 @@ def build(
     Args:
         rollout: devices by kind that only generate.
         members: devices by kind that train.
+        sites: devices that are far from both.
         delay: seconds of a message.
     """
     world = World()
@@ -103,7 +124,7 @@ def build(
     scheduler = SimScheduler(world, broker, plan, first_state or State(recovering=True))
     scheduler.start()
     SimReward(world, broker, history, timing, _rewards(plan.seed)).start()
-    fabric = Fabric(world, timing.exchange)
+    fabric = Fabric(world, timing.exchange, timing.sum_bytes)
     cluster = Cluster(plan, timing, world, broker, history, scheduler, fabric)
     for kind, count in rollout.items():
         for number in range(count):
@@ -111,6 +132,8 @@ def build(
     for kind, count in members.items():
         for number in range(count):
             cluster.add_member(member_name(kind, number), kind)
+    for site in sites:
+        cluster.add_site(site)
     return cluster
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from services.scheduler.sim.broker import Broker
 from services.scheduler.sim.history import History
+from services.scheduler.sim.sites import SimDevice
 from services.scheduler.sim.timing import Timing
 from services.scheduler.sim.world import World
 from shared.messages import subjects
@@ -15,40 +16,17 @@ from shared.messages.contracts import (
     FragmentScored,
     GenerateFragment,
     Message,
-    ObjectRef,
+    Policy,
     PolicyPublished,
-    Trajectories,
 )
 
-REF = ObjectRef(key="sim/object", sha256="0" * 64, size=1)
 
-
-def generation_result(task: GenerateFragment, worker: str, seconds: float) -> FragmentGenerated:
-    """Return a device's report of a fragment that it has generated in this time."""
-    digest = task.policy.weights_digest
-    stored = Trajectories(trajectory=REF, conditions=REF, media=REF, weights_digest=digest)
-    return FragmentGenerated(
-        fragment=task.fragment, policy=task.policy, prompt=task.prompt, stored=stored,
-        worker=worker, seconds=seconds,
-    )  # fmt: skip
-
-
-@dataclass(slots=True)
-class SimRollout:
+@dataclass(slots=True, kw_only=True)
+class SimRollout(SimDevice):
     """One device that generates the fragments given to it, one after the other."""
 
-    world: World
-    broker: Broker
-    history: History
-    timing: Timing
-    name: str
-    kind: str
-    address: str
-    newest: int = -1
-    """Newest version that is published."""
     version: int = -1
     """Version that is loaded."""
-    _tasks: deque[GenerateFragment] = field(default_factory=deque)
     _is_busy: bool = False
 
     def start(self) -> None:
@@ -60,16 +38,25 @@ class SimRollout:
     def _published(self, message: Message) -> None:
         assert isinstance(message, PolicyPublished)
         self.newest = max(self.newest, message.policy.version)
+        self._fetch(message.policy)
+
+    def _fetch(self, policy: Policy) -> None:
+        if self.site is not None:
+            self.site.fetch(policy.version, self.timing.weights_bytes, self.address, self._next)
 
     def _received(self, message: Message) -> None:
         assert isinstance(message, GenerateFragment)
         self._tasks.append(message)
+        self._fetch(message.policy)
         self._next()
 
     def _next(self) -> None:
-        while not self._is_busy and self._tasks:
+        while not self._is_busy and not self._is_full and self._tasks:
+            policy = self._tasks[0].policy
+            if self.site is not None and self.site.version < policy.version >= self.newest:
+                return  # until its weights are here
             task = self._tasks.popleft()
-            if self.newest > task.policy.version:
+            if self.newest > policy.version:
                 self.broker.publish(FragmentReleased(
                     slot=task.fragment.slot, worker=self.address, reason="stale"
                 ))  # fmt: skip
@@ -85,7 +72,7 @@ class SimRollout:
 
         def done() -> None:
             self._is_busy = False
-            self.broker.publish(generation_result(task, self.address, seconds))
+            self._store(task, seconds)
             self._next()
 
         self.world.after(load + seconds, done)

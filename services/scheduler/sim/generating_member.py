@@ -4,18 +4,15 @@ A member that follows loans generates only while it is lent, and pieces come fir
 the denoising step that it is at, and keeps the unfinished fragment for its next loan.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from services.scheduler.sim.broker import Broker
+from services.scheduler.costs.fluid import STATE_PARTS
 from services.scheduler.sim.commits import Commit
-from services.scheduler.sim.devices import generation_result
-from services.scheduler.sim.history import History
-from services.scheduler.sim.timing import Timing
-from services.scheduler.sim.world import World
+from services.scheduler.sim.sites import SimDevice
 from shared.devices.loan import Loan, apply, may_generate
 from shared.messages.contracts import (
     FragmentReleased,
@@ -44,28 +41,21 @@ class UnfinishedFragment:
 
 
 @dataclass(slots=True, kw_only=True)
-class GeneratingMember(ABC):
-    world: World
-    broker: Broker
-    history: History
-    timing: Timing
-    name: str
-    kind: str
-    address: str
+class GeneratingMember(SimDevice):
     commits: list[Commit]
     """Commits of the run, by their versions."""
     report: Callable[[], None] = lambda: None
     """Reports to the scheduler at once what the member holds, and whether it is lent."""
     loan: Loan | None = None
     """None: it generates without loans."""
-    newest: int = -1
-    """Newest version that is published."""
     policy: Policy | None = None
     """Version whose weights are in memory."""
     holds: Holds | None = None
     one_step: bool = False
     """Whether it has a second set of weights: steps run concurrently, and a group is finished with
     the version that began it."""
+    comes_to: int = -1
+    """Version that it has, or is about to have."""
     before: Policy | None = None
     """Version in the second set, which still generates."""
     ahead: Policy | None = None
@@ -86,7 +76,6 @@ class GeneratingMember(ABC):
     _current: UnfinishedFragment | None = None
     """The fragment that it is at, if it follows loans."""
     _kept: dict[FragmentSlot, UnfinishedFragment] = field(default_factory=dict)
-    _tasks: deque[GenerateFragment] = field(default_factory=deque)
     _pieces: deque[TrainPiece] = field(default_factory=deque)
 
     @abstractmethod
@@ -115,7 +104,7 @@ class GeneratingMember(ABC):
                 return
 
     def _next_task(self) -> GenerateFragment | None:
-        if not self._tasks:
+        if not self._tasks or self._is_full:
             return None
         if not self._may_generate:
             return next((task for task in self._tasks if self._is_stale(task)), None)
@@ -169,7 +158,7 @@ class GeneratingMember(ABC):
         self.history.works(f"{self.address}/0", "generate", 0.0, seconds)
 
         def done() -> None:
-            self.broker.publish(generation_result(task, self.address, seconds))
+            self._store(task, seconds)
 
         self._occupy(seconds, done)
 
@@ -234,7 +223,7 @@ class GeneratingMember(ABC):
         def done() -> None:
             self._current = None
             self.history.worked(f"{self.address}/0", "generate", work.since)
-            self.broker.publish(generation_result(work.task, self.address, work.total))
+            self._store(work.task, work.total)
 
         self._occupy(work.left, done)
 
@@ -267,23 +256,35 @@ class GeneratingMember(ABC):
     def _published(self, message: Message) -> None:
         assert isinstance(message, PolicyPublished)
         self.newest = max(self.newest, message.policy.version)
+        if self.comes_to < self.newest:  # it has no total to step to it
+            self._load(message.policy)
 
     def _load(self, policy: Policy) -> None:
         """Load weights, moments and average."""
+        self.comes_to = policy.version
 
         def loaded() -> None:
             self.policy = policy
             self._hold()
 
-        self.history.works(f"{self.address}/0", "load", self.timing.adopt_state, 0.0)
-        self._occupy(self.timing.adopt_state, loaded)
+        def arrived() -> None:
+            if self.comes_to == policy.version:
+                self.history.works(f"{self.address}/0", "load", self.timing.adopt_state, 0.0)
+                self._occupy_when_free(self.timing.adopt_state, loaded)
+
+        if self.site is None or not policy.version:  # each member makes the first version
+            arrived()
+        else:
+            size = STATE_PARTS * self.timing.sum_bytes
+            self.site.fetch(policy.version, size, self.address, arrived)
 
     def _hold(self) -> None:
         newest = self.ahead or self.policy
         assert newest is not None
         self.holds = Holds(
-            version=newest.version, checksum=self.state, update=self.update, sum_bytes=0
-        )
+            version=newest.version, checksum=self.state, update=self.update,
+            sum_bytes=self.timing.sum_bytes,
+        )  # fmt: skip
         self.report()
 
     def _occupy_when_free(self, seconds: float, done: Callable[[], None]) -> None:

@@ -8,6 +8,7 @@ from services.scheduler.core.device_queues import sample_seconds
 from services.scheduler.costs.profile import Role
 from services.scheduler.sim.cluster import Cluster
 from services.scheduler.sim.history_events import SimUse
+from services.scheduler.sim.sites import SiteCounts
 from shared.messages import subjects
 from shared.messages.contracts import FragmentGenerated, TrainGroup
 
@@ -22,6 +23,19 @@ class TagBatch:
     reason: str
     groups_generated: float
     """Groups that the trainer generated in the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteUse:
+    """Work of a site per batch."""
+
+    up: float
+    """Bytes that have left the site."""
+    down: float
+    generated: float
+    """Share of the batch's samples."""
+    sums: float
+    """Sums of gradients that it has given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,21 +55,13 @@ class SimulationResult:
     """Steps -> share of the trained groups."""
     discarded: float
     """Samples that were generated and not trained, over those that were trained."""
+    sites: Mapping[str, SiteUse]
+    """Name of a far site -> what it does."""
 
     @property
     def utilisation(self) -> float:
         """Bound over time: 1 if no device ever waited and nothing but work took time."""
         return self.floor_seconds / self.step_seconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pools:
-    """The two pools of devices."""
-
-    num_rollout: int
-    num_trainer: int
-    generation_seconds: float
-    """Seconds in which all devices that may generate generate a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,7 @@ class CommitMark:
     """Samples, those under way in proportion."""
     busy: Mapping[tuple[str, SimUse], float]
     """(device, use) -> seconds."""
+    sites: Mapping[str, SiteCounts]
     beyond_mean: float = 0.0
     """Seconds that noise has added to a device's work until then, on average over devices."""
 
@@ -93,6 +100,7 @@ class ClusterWatch:
             time=cluster.world.now,
             generated=generated + _under_way(cluster),
             busy=dict(cluster.history.busy),
+            sites={name: site.counts() for name, site in cluster.sites.items()},
             beyond_mean=_mean(cluster.history.beyond_mean.values()),
         )
 
@@ -115,6 +123,13 @@ class Window:
         """Seconds per batch that noise has added to a device's work, on average."""
         return (self.end.beyond_mean - self.begin.beyond_mean) / (self.last - self.first)
 
+    def site_use(self, name: str, batch_samples: int) -> SiteUse:
+        before, after = self.begin.sites[name], self.end.sites[name]
+        up, down, samples, sums = (
+            (new - old) / (self.last - self.first) for old, new in zip(before, after, strict=True)
+        )
+        return SiteUse(up=up, down=down, generated=samples / batch_samples, sums=sums)
+
     def from_stock(self, batch_samples: int) -> float:
         """Batches that were trained and not generated in it, per batch."""
         generated = self.end.generated - self.begin.generated
@@ -125,32 +140,36 @@ class Window:
 
 
 def measure(
-    watch: ClusterWatch, warm_up: int, pools: Pools, floor_seconds: float
+    watch: ClusterWatch, warm_up: int, generation_seconds: float, floor_seconds: float
 ) -> SimulationResult:
-    """Measures the batches after the warm-up."""
+    """Measures the batches after the warm-up. ``generation_seconds``: in which all devices that may
+    generate generate a batch."""
     cluster = watch.cluster
     batch_samples = cluster.plan.num_groups * cluster.plan.group_size
     window = _steady(watch.marks, warm_up, batch_samples)
     commits = cluster.commits[window.first + 1 : window.last + 1]
     busy: dict[Role, dict[SimUse, float]] = {
-        "rollout": _busy_rollout(window, pools),
-        "trainer": _busy_trainer(window, pools),
+        "rollout": _busy_rollout(window, len(cluster.rollout)),
+        "trainer": _busy_trainer(window, len(cluster.members)),
     }
     whole = Window(warm_up, len(watch.marks) - 1, watch.marks[warm_up], watch.marks[-1])
     stock = whole.from_stock(batch_samples) if cluster.plan.schedule.staleness_limit else 0.0
     return SimulationResult(
-        step_seconds=_step_seconds(window, batch_samples, pools.generation_seconds) - window.luck,
+        step_seconds=_step_seconds(window, batch_samples, generation_seconds) - window.luck,
         balanced_seconds=balanced(
             whole.seconds / (whole.last - whole.first),
             stock,
-            pools.generation_seconds,
-            busy=sum(_busy_rollout(whole, pools).values()) if pools.num_rollout else 1.0,
+            generation_seconds,
+            busy=sum(_busy_rollout(whole, len(cluster.rollout)).values())
+            if cluster.rollout
+            else 1.0,
         ),
         floor_seconds=floor_seconds,
         busy=busy,
         tag=_tag_batches(cluster, window),
         staleness=_staleness([group for commit in commits for group in commit.trained]),
         discarded=_discarded(cluster, batch_samples),
+        sites={name: whole.site_use(name, batch_samples) for name in cluster.sites},
     )
 
 
@@ -219,21 +238,21 @@ def _is_trainer(name: str) -> bool:
     return name.startswith("trainer")
 
 
-def _busy_rollout(window: Window, pools: Pools) -> dict[SimUse, float]:
+def _busy_rollout(window: Window, num_devices: int) -> dict[SimUse, float]:
     """A fragment counts wholly from its beginning, so a window may hold a little too much."""
     shares: defaultdict[SimUse, float] = defaultdict(float)
     for (name, use), seconds in window.busy().items():
         if not _is_trainer(name):
-            shares[use] += seconds / window.seconds / pools.num_rollout
+            shares[use] += seconds / window.seconds / num_devices
     shares["generate"] = min(shares["generate"], 1 - shares["load"])
     return dict(shares)
 
 
-def _busy_trainer(window: Window, pools: Pools) -> dict[SimUse, float]:
+def _busy_trainer(window: Window, num_devices: int) -> dict[SimUse, float]:
     shares: defaultdict[SimUse, float] = defaultdict(float)
     for (name, use), seconds in window.busy().items():
         if _is_trainer(name):
-            shares[use] += seconds / window.seconds / pools.num_trainer
+            shares[use] += seconds / window.seconds / num_devices
     return dict(shares)
 
 

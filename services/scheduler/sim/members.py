@@ -11,10 +11,10 @@ from services.scheduler.core.fluid.cutting import group_share
 from services.scheduler.core.fluid.fluid_state import num_rows
 from services.scheduler.core.state import Plan
 from services.scheduler.sim.commits import Commit
-from services.scheduler.sim.devices import REF
 from services.scheduler.sim.fabric import Fabric
 from services.scheduler.sim.generating_member import GeneratingMember
 from services.scheduler.sim.history_events import SimUse
+from services.scheduler.sim.sites import REF
 from shared.messages import subjects
 from shared.messages.contracts import (
     GenerateFragment,
@@ -43,6 +43,8 @@ ANNOUNCE_S = 0.01
 class SimMember(GeneratingMember):
     plan: Plan
     fabric: Fabric
+    _has_total: bool = False
+    """Whether it may take the next step."""
 
     def start(self) -> None:
         """Load the first version, which the first member makes."""
@@ -76,8 +78,10 @@ class SimMember(GeneratingMember):
                 self._call_back()
                 self._next()
             case ExchangeSums():
-                self.fabric.join(self, message)
-            case TakeStep():
+                if any(share.worker == self.address for share in message.shares):
+                    self.fabric.join(self, message)
+            case TakeStep() if self._has_total:
+                self._has_total = False
                 self._step(message)
 
     def _begin_piece(self, command: TrainPiece) -> None:
@@ -105,6 +109,7 @@ class SimMember(GeneratingMember):
 
     def received(self, command: ExchangeSums) -> None:
         """Report the total of the round."""
+        self._has_total = True
         since = self.world.now - self.fabric.seconds
         self.history.worked(f"{self.address}/0", "exchange", since)
         total = f"total of {command.batch} {command.attempt} {command.round}"
@@ -116,6 +121,7 @@ class SimMember(GeneratingMember):
 
     def _step(self, command: TakeStep) -> None:
         makes_version = command.update == self.plan.updates - 1
+        self.comes_to = command.batch + makes_version
         if not makes_version and (self.policy is None or self.policy.version != command.batch):
             self._occupy_when_free(0.0, lambda: self._step(command))
             return

@@ -6,7 +6,7 @@ pieces of groups that are ready, and generates as its mode lets it.
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from services.scheduler.core.state import first_state
@@ -17,7 +17,8 @@ from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, Role
 from services.scheduler.costs.seconds import fragment_seconds
 from services.scheduler.sim.cluster import Cluster, build
-from services.scheduler.sim.measured import ClusterWatch, Pools, SimulationResult, measure
+from services.scheduler.sim.measured import ClusterWatch, SimulationResult, measure
+from services.scheduler.sim.sites import Site
 from services.scheduler.sim.steady import NO_EXPIRY_S, learned_overhead
 from services.scheduler.sim.steady import steady_plan as steady_plan
 from services.scheduler.sim.timing import Timing
@@ -40,6 +41,8 @@ def simulate(
     rollout: Devices,
     trainer: Devices,
     schedule: RunSchedule,
+    sites: Sequence[Site] = (),
+    sample_bytes: int = 1,
     batches: int = 8,
     warm_up: int | None = None,
     seed: int | None = 0,
@@ -47,6 +50,7 @@ def simulate(
 ) -> SimulationResult:
     """Run the warm-up and then this number of batches on these devices.
 
+    ``sites``: more devices, each site behind a line. ``sample_bytes``: size of a stored sample.
     ``warm_up``: batches; None is what the schedule takes to settle. ``seed``: of the profile's
     noise; None leaves it out, and every batch is like the next. ``knows_costs``: whether the
     scheduler begins with the costs that it would learn.
@@ -58,22 +62,19 @@ def simulate(
     if rollout or not schedule.members_generate:
         _check_pool(profile, "rollout", rollout)
     skipped = num_warm_up_batches(schedule) if warm_up is None else warm_up
-    cluster = _cluster(profile, rollout, trainer, schedule, skipped + batches, seed)
+    cluster = _cluster(
+        profile, rollout, trainer, schedule, skipped + batches, seed, sites, sample_bytes
+    )
     if knows_costs:
         devices = trainer if schedule.members_generate else rollout
         prime(cluster, learned_overhead(profile, devices), profile.rollout.handoff_seconds)
     watch = ClusterWatch(cluster, skipped + batches)
     if not cluster.world.run(NO_EXPIRY_S, watch.is_done):
         raise RuntimeError(f"the simulated run stood still: {cluster.scheduler.state.failure}")
-    together = {
-        kind: rollout.get(kind, 0) + trainer.get(kind, 0) for kind in sorted({*rollout, *trainer})
-    }
-    pools = Pools(
-        num_rollout=sum(rollout.values()),
-        num_trainer=len(cluster.members),
-        generation_seconds=_generation_seconds(profile, rollout, cluster),
-    )
-    return measure(watch, skipped, pools, floor_seconds(profile, together))
+    far = (Counter({site.kind: site.count}) for site in sites)
+    together = sum(far, Counter(rollout) + Counter(trainer))
+    generation = _generation_seconds(profile, cluster)
+    return measure(watch, skipped, generation, floor_seconds(profile, together))
 
 
 def num_warm_up_batches(schedule: RunSchedule) -> int:
@@ -113,6 +114,8 @@ def make_timing(
         step=fluid.step_seconds(profile),
         snapshot=fluid.snapshot_seconds(profile, slowest),
         adopt_state=fluid.load_seconds(profile),
+        weights_bytes=round(1e9 * fluid.stored_gb(profile)),
+        sum_bytes=round(1e9 * fluid.gradient_gb(profile)),
     )
 
 
@@ -141,13 +144,16 @@ def _cluster(
     schedule: RunSchedule,
     batches: int,
     seed: int | None,
+    sites: Sequence[Site],
+    sample_bytes: int,
 ) -> Cluster:
     hop = profile.rollout.handoff_seconds
     # The last batch that is measured is followed by another.
     plan = steady_plan(profile.shape, batches=batches + 1, schedule=schedule)
+    timing = make_timing(profile, trainer, role=training_role(schedule), noise=seed is not None)
     return build(
-        plan, make_timing(profile, trainer, role=training_role(schedule), noise=seed is not None),
-        rollout=rollout, members=members_by_kind(profile, trainer),
+        plan, replace(timing, sample_bytes=sample_bytes),
+        rollout=rollout, members=members_by_kind(profile, trainer), sites=sites,
         seed=seed or 0, delay=hop, first_state=first_state(plan),
     )  # fmt: skip
 
@@ -166,6 +172,8 @@ def prime(cluster: Cluster, overhead: Overhead, ready: float) -> None:
         if math.isfinite(found := timing.help(each.kind, size)) and each.generates:
             seconds[each.address] = found
     whole = costs.whole_samples(size)
+    line = Estimate(value=1e-9 / fluid.LINE_GB_PER_SECOND)
+    home = {each.address: line for each in cluster.devices if cluster.sites and each.site is None}
     costs = replace(
         costs,
         rollout={address: Estimate(value=each / whole) for address, each in seconds.items()},
@@ -176,6 +184,8 @@ def prime(cluster: Cluster, overhead: Overhead, ready: float) -> None:
         passes=learned_passes(costs.passes, cluster),
         ready=Estimate(value=ready),
         commit=Estimate(value=timing.publish + timing.states),
+        up=home,
+        down=home,
     )
     cluster.scheduler.state = replace(cluster.scheduler.state, costs=costs)
 
@@ -194,12 +204,13 @@ def learned_passes(passes: PassCosts, cluster: Cluster) -> PassCosts:
     return passes.with_overhead(Overhead.known_after(max(0.0, one / each - 1)))
 
 
-def _generation_seconds(profile: Profile, rollout: Devices, cluster: Cluster) -> float:
+def _generation_seconds(profile: Profile, cluster: Cluster) -> float:
     """Return the seconds in which all devices that may generate generate a batch."""
     size, timing = cluster.plan.schedule.fixed_fragment or profile.shape.group_size, cluster.timing
     members = Counter(each.kind for each in cluster.members.values() if each.generates)
+    rollout = Counter(each.kind for each in cluster.rollout.values())
     rate = sum(
-        rollout.get(kind, 0) / timing.fragment(kind, size) + members[kind] / timing.help(kind, size)
+        rollout[kind] / timing.fragment(kind, size) + members[kind] / timing.help(kind, size)
         for kind in sorted({*rollout, *members})
     )
     return profile.shape.samples / size / rate

@@ -44,3 +44,9 @@ class Timing:
     """Copying what is to be committed: the committer's device waits for that."""
     adopt_state: float = 0.0
     """Loading a version's weights, moments and average."""
+    weights_bytes: int = 1
+    """Size of a version's weights."""
+    sample_bytes: int = 1
+    """Size of a stored sample: states and media."""
+    sum_bytes: int = 0
+    """Size of a sum of gradients."""
