@@ -205,8 +205,8 @@ def _scorer(
 
 def _earlier_port(file: Path) -> int:
     """Return the port of the recipe's reward, by which an unfinished run resumes; 0: any port."""
-    found = re.search(r"http://127\.0\.0\.1:(\d+)", file.read_text()) if file.exists() else None
-    return int(found[1]) if found else 0
+    match = re.search(r"http://127\.0\.0\.1:(\d+)", file.read_text()) if file.exists() else None
+    return int(match[1]) if match else 0
 
 
 def _check(server: RewardServer, keys: Mapping[str, Any], row: Mapping[str, Any]) -> None:

@@ -25,10 +25,10 @@ def go_direct(*urls: str | None) -> None:
     """Have all libraries of this process and of its children ask loopback, and the hosts of these
     URLs, without a proxy."""
     given = f"{os.environ.get('NO_PROXY', '')},{os.environ.get('no_proxy', '')}".split(",")
-    known = [each.strip() for each in given if each.strip()]
-    if proxies() and "*" not in known:
+    exceptions = [each.strip() for each in given if each.strip()]
+    if proxies() and "*" not in exceptions:
         hosts = [urlsplit(url).hostname or "" for url in urls if url]
-        merged = ",".join(filter(None, dict.fromkeys([*known, *LOOPBACK, *hosts])))
+        merged = ",".join(filter(None, dict.fromkeys([*exceptions, *LOOPBACK, *hosts])))
         os.environ |= {"NO_PROXY": merged, "no_proxy": merged}
 
 

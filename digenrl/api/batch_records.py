@@ -74,7 +74,7 @@ class CommittedBatches:
             return None
         shown = record.trained[after : after + limit]
         letters, recipe = await self._found_letters(batch), await self._known_recipe()
-        found = [
+        page_groups = [
             GroupHistory(
                 batch=batch, group=group.group, prompt=self._prompt(recipe, batch, group.group),
                 attempt=group.attempt, policy_version=group.policy_version,
@@ -84,7 +84,7 @@ class CommittedBatches:
             )
             for group in shown
         ]  # fmt: skip
-        return GroupPage(groups=found, next=_next(after + limit, len(record.trained)))
+        return GroupPage(groups=page_groups, next=_next(after + limit, len(record.trained)))
 
     async def samples(
         self, batch: int, after: int, limit: int, order: Order = "number"
@@ -96,19 +96,19 @@ class CommittedBatches:
         places = _places(record.trained, order)
         left, letters = await self._left(record), await self._found_letters(batch)
         recipe = await self._known_recipe()
-        found = [
+        page_samples = [
             self._sample(batch, group, sample, recipe, letters, left)
             for group, sample in places[after : after + limit]
         ]
         return SamplePage(
-            samples=found, next=_next(after + limit, len(places)),
+            samples=page_samples, next=_next(after + limit, len(places)),
             unscored=_unscored(record.trained, letters),
         )  # fmt: skip
 
     async def sample(self, batch: int, group: int, sample: int) -> SampleHistory | None:
         """Return a sample; None if it does not exist."""
-        found = await self.group_samples(batch, group)
-        return found[sample] if 0 <= sample < len(found) else None
+        group_samples = await self.group_samples(batch, group)
+        return group_samples[sample] if 0 <= sample < len(group_samples) else None
 
     async def group_samples(self, batch: int, group: int) -> list[SampleHistory]:
         """Return all samples of a group in order; none if there is no such group."""
@@ -116,10 +116,10 @@ class CommittedBatches:
         if record is None or not 0 <= group < len(record.trained):
             return []
         left, letters = await self._left(record), await self._found_letters(batch)
-        recipe, found = await self._known_recipe(), record.trained[group]
+        recipe, trained_group = await self._known_recipe(), record.trained[group]
         return [
-            self._sample(batch, found, sample, recipe, letters, left)
-            for sample in range(len(found.rewards))
+            self._sample(batch, trained_group, sample, recipe, letters, left)
+            for sample in range(len(trained_group.rewards))
         ]
 
     async def picture(self, batch: int, group: int, sample: int) -> bytes | None:
@@ -193,8 +193,8 @@ class CommittedBatches:
         ):
             return None
         if batch not in self._previews:
-            found = await self.history.store.keys(previews_folder(self.history.run, batch))
-            self._previews[batch] = frozenset(found)
+            keys = await self.history.store.keys(previews_folder(self.history.run, batch))
+            self._previews[batch] = frozenset(keys)
             while len(self._previews) > RECORDS:
                 self._previews.popitem(last=False)
         return self._previews[batch]
@@ -219,14 +219,14 @@ class CommittedBatches:
         ]  # fmt: skip
 
     async def _known_recipe(self) -> Recipe | None:
-        known = self.history.recipe
-        if known is None:
+        recipe = self.history.recipe
+        if recipe is None:
             await self.history.look()
-            known = self.history.recipe
-        if known is not None and self._prompts is None:
+            recipe = self.history.recipe
+        if recipe is not None and self._prompts is None:
             with suppress(UserError, OSError):
-                self._prompts = await asyncio.to_thread(prompt_order, known)
-        return known
+                self._prompts = await asyncio.to_thread(prompt_order, recipe)
+        return recipe
 
     def _prompt(self, recipe: Recipe | None, batch: int, group: int) -> str | None:
         if recipe is None or self._prompts is None:
@@ -240,14 +240,14 @@ class CommittedBatches:
         place = _place_of(group, sample)
         first, _, attempt = group.fragments[place]
         reward, mean, spread = group.rewards[sample], *_figures(group.rewards).values()
-        known = reward is not None and mean is not None and bool(spread)
+        has_advantages = reward is not None and mean is not None and bool(spread)
         why_not = group.dropped or ("it could not be scored" if reward is None else None)
         path = f"/v1/batches/{batch}/samples/{group.group}/{sample}/media"
         is_there = left is None or _preview_of(self.history.run, batch, group, sample)[0] in left
         return SampleHistory(
             batch=batch, group=group.group, sample=sample,
             prompt=self._prompt(recipe, batch, group.group), reward=reward,
-            advantage=(reward - mean) / spread if known else None,  # type: ignore[operator]
+            advantage=(reward - mean) / spread if has_advantages else None,  # type: ignore[operator]
             scores={name: scores[sample] for name, scores in group.parts.items()},
             policy_version=group.policy_version, generated_by=group.workers[place],
             attempt=attempt, trained=why_not is None, why_not=why_not,
@@ -258,10 +258,10 @@ class CommittedBatches:
 
 def _figures(rewards: Sequence[float | None]) -> dict[str, float | None]:
     """Return mean and standard deviation of what could be scored."""
-    known = [each for each in rewards if each is not None]
+    numbers = [each for each in rewards if each is not None]
     return {
-        "reward_mean": statistics.fmean(known) if known else None,
-        "reward_spread": statistics.pstdev(known) if known else None,
+        "reward_mean": statistics.fmean(numbers) if numbers else None,
+        "reward_spread": statistics.pstdev(numbers) if numbers else None,
     }
 
 
@@ -312,9 +312,9 @@ def _next(after: int, end: int) -> str | None:
 
 def _about(letters: Sequence[DeadLetter], group: int, first: int | None = None) -> list[int]:
     """Return the numbers of letters about a group, or about one of its fragments or all of it."""
-    found = (each for each in letters if each.work is not None and each.work.group == group)
+    group_letters = (each for each in letters if each.work is not None and each.work.group == group)
     return [
-        each.number for each in found
+        each.number for each in group_letters
         if first is None or each.work is None or each.work.first_sample in (None, first)
     ]  # fmt: skip
 

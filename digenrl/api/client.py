@@ -273,8 +273,8 @@ class Client:
     def list_dead_letters(
         self, state: "api_letters.Wanted" = "open", limit: int = 50, before: int | None = None
     ) -> "list[api_letters.DeadLetterView]":
-        asked: Params = {"state": state, "limit": limit, "before": before}
-        return self._get(Client.list_dead_letters, "/v1/dead-letters", asked)
+        query: Params = {"state": state, "limit": limit, "before": before}
+        return self._get(Client.list_dead_letters, "/v1/dead-letters", query)
 
     def get_dead_letter(self, number: int) -> "api_letters.DeadLetterDetail":
         return self._get(Client.get_dead_letter, f"/v1/dead-letters/{number}")
@@ -323,9 +323,9 @@ class Client:
             time.sleep(RETRY_DELAY_S)
 
     def _events(self, after: str) -> Iterator[Event]:
-        asked = {"after": after} if after else {}
+        query = {"after": after} if after else {}
         timeout = httpx.Timeout(TIMEOUT_S)  # a comment comes every 15 s
-        with self.http.stream("GET", "/v1/events", params=asked, timeout=timeout) as answer:
+        with self.http.stream("GET", "/v1/events", params=query, timeout=timeout) as answer:
             if answer.is_error:
                 answer.read()
                 raise self.refused(answer.status_code, _detail(answer))
@@ -357,10 +357,10 @@ class Client:
     def _read(self, operation: Callable[..., T], answer: httpx.Response) -> T:
         """Return what an operation, a method of this class, returns of a response."""
         try:
-            found: T = json.loads(answer.content, object_hook=Record)
+            record: T = json.loads(answer.content, object_hook=Record)
         except ValueError as error:
             raise self._other(answer, error) from error
-        return found
+        return record
 
     def _other(self, answer: httpx.Response, reason: object) -> NoAnswer:
         at, path = self.http.base_url, answer.request.url.path

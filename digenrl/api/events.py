@@ -88,13 +88,13 @@ class Events:
     num_readers: int = 0
     """Readers that were admitted and have not left."""
 
-    async def admit(self, known: str) -> EventStream:
-        """Return the stream of what happens after the event ``known``.
+    async def admit(self, last_id: str) -> EventStream:
+        """Return the stream of what happens after the event ``last_id``.
 
         A reader counts from here on, so that those who wait for the store count as well.
 
         Raises:
-            HTTPException: if there are too many readers, or ``known`` is no id of an event.
+            HTTPException: if there are too many readers, or ``last_id`` is no id of an event.
         """
         if self.num_readers >= MAX_READERS:
             raise HTTPException(
@@ -102,7 +102,7 @@ class Events:
             )
         self.num_readers += 1
         try:
-            at = await self._position(known)
+            at = await self._position(last_id)
         except BaseException:
             self.num_readers -= 1
             raise
@@ -113,28 +113,28 @@ class Events:
         answer.events = self
         return answer
 
-    async def _position(self, known: str) -> Position:
-        if not known:
+    async def _position(self, last_id: str) -> Position:
+        if not last_id:
             return await self.feed.now()
-        at = Position() if known == START else Position.parse(known)
+        at = Position() if last_id == START else Position.parse(last_id)
         if at is None:
-            raise HTTPException(422, f"after: {known!r} is no id of an event, nor {START!r}")
+            raise HTTPException(422, f"after: {last_id!r} is no id of an event, nor {START!r}")
         return at
 
     async def stream(self, at: Position, hello: bytes) -> AsyncIterator[bytes]:
         yield hello
-        said, silent = None, 0.0
+        sent_run, silent = None, 0.0
         while not ENDING.is_set():
-            found = await self._after(at)
-            for at, fact in found:
+            facts = await self._after(at)
+            for at, fact in facts:
                 if fact.name:
                     yield encoded(fact.name, fact.fields, str(at))
-            if found:
+            if facts:
                 silent = 0.0
                 continue
             run = await self.say_run()
-            if run is not None and run != said:
-                said, silent = run, 0.0
+            if run is not None and run != sent_run:
+                sent_run, silent = run, 0.0
                 yield encoded("run", run)
             elif silent >= COMMENT_S:
                 silent = 0.0

@@ -96,8 +96,8 @@ class Exports:
             raise HTTPException(404, f"version: there is no {version}; the newest is {newest}")
         return number
 
-    def _keep(self, key: tuple[str, str], made: Path) -> None:
-        self._files[key] = made
+    def _keep(self, key: tuple[str, str], file: Path) -> None:
+        self._files[key] = file
         while len(self._files) > MAX_KEPT_EXPORTS:
             _, old = self._files.popitem(last=False)
             old.unlink(missing_ok=True)
@@ -128,7 +128,7 @@ class Exports:
         )  # fmt: skip
         try:
             async with asyncio.timeout(EXPORT_S):
-                _, said = await process.communicate()
+                _, output = await process.communicate()
         except TimeoutError:
             raise HTTPException(503, f"no export within {EXPORT_S:g} s") from None
         finally:
@@ -136,7 +136,7 @@ class Exports:
                 process.kill()
             await process.wait()
         if process.returncode:
-            lines = said.decode(errors="replace").strip().splitlines()
+            lines = output.decode(errors="replace").strip().splitlines()
             reason = lines[-1] if lines else "`digenrl export` says more"
             raise HTTPException(409 if process.returncode == EXIT_REFUSED else 503, reason)
 
@@ -200,11 +200,11 @@ def export_routes(exports: Exports) -> APIRouter:
         It takes seconds to be made. Only of runs that train an adapter, and of versions whose
         weights are kept.
         """
-        made = await exports.file(version, layout)
+        file = await exports.file(version, layout)
         headers = {
-            "content-length": str(made.size),
-            "content-disposition": f'attachment; filename="{made.name}"',
+            "content-length": str(file.size),
+            "content-disposition": f'attachment; filename="{file.name}"',
         }
-        return StreamingResponse(made.chunks(), media_type="application/zip", headers=headers)
+        return StreamingResponse(file.chunks(), media_type="application/zip", headers=headers)
 
     return router

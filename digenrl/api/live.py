@@ -47,15 +47,15 @@ class LiveRun:
     async def get(self, path: str) -> Any | None:
         """Return an answer's JSON; None without a scheduler, or if it reports an error."""
         try:
-            found = await self.read(path)
-            return json.loads(bytes(found.body)) if found.status_code < 400 else None
+            answer = await self.read(path)
+            return json.loads(bytes(answer.body)) if answer.status_code < 400 else None
         except (HTTPException, ValueError):
             return None
 
     async def get_as(self, kind: type[T], path: str) -> T | None:
         """Return an answer of a type; None without a scheduler, or if it reports an error."""
-        found = await self.get(path)
-        return None if found is None else TypeAdapter(kind).validate_python(found)
+        data = await self.get(path)
+        return None if data is None else TypeAdapter(kind).validate_python(data)
 
     async def read(self, path: str) -> Response:
         """Return the answer to a GET.
@@ -88,12 +88,12 @@ class LiveRun:
         """Ask, and keep the answer unless a change came meanwhile."""
         task = asyncio.current_task()
         try:
-            found = await self._ask("GET", path)
+            answer = await self._ask("GET", path)
             if self._asking.get(path) is task:
-                self._kept[path] = time.monotonic(), found
+                self._kept[path] = time.monotonic(), answer
                 while len(self._kept) > MAX_KEPT_ANSWERS:
                     self._kept.popitem(last=False)
-            return found
+            return answer
         finally:
             if self._asking.get(path) is task:
                 del self._asking[path]
@@ -102,11 +102,11 @@ class LiveRun:
         if not self.url:
             raise HTTPException(409, "the run is over; `digenrl up RECIPE --resume` resumes it")
         try:
-            found = await self.client.request(method, f"{self.url}{path}", **more)
+            answer = await self.client.request(method, f"{self.url}{path}", **more)
         except httpx.HTTPError as error:
             raise HTTPException(503, f"the scheduler does not answer: {error}") from error
-        kept = {name: found.headers[name] for name in FORWARDED_HEADERS if name in found.headers}
-        return Response(found.content, found.status_code, kept)
+        kept = {name: answer.headers[name] for name in FORWARDED_HEADERS if name in answer.headers}
+        return Response(answer.content, answer.status_code, kept)
 
 
 def _retrieve_error(task: "asyncio.Task[Response]") -> None:

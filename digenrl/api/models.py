@@ -99,8 +99,8 @@ class SampleHistory(View):
 
 
 def _part(name: str, score: float | None, weights: dict[str, float] | None) -> str:
-    said = f"{name} {'none' if score is None else f'{score:.3f}'}"
-    return said if weights is None else f"{weights.get(name, 1.0):g} x {said}"
+    text = f"{name} {'none' if score is None else f'{score:.3f}'}"
+    return text if weights is None else f"{weights.get(name, 1.0):g} x {text}"
 
 
 class UnscoredGroup(View):
@@ -138,8 +138,8 @@ class SamplePage(View):
         for each in self.unscored:
             reasons.setdefault(each.why, []).append(str(each.group))
         groups = "; ".join(
-            f"group{'s' * (len(found) > 1)} {', '.join(found)} ({why})"
-            for why, found in reasons.items()
+            f"group{'s' * (len(places) > 1)} {', '.join(places)} ({why})"
+            for why, places in reasons.items()
         )
         return f"{number} sample{'s have' if number > 1 else ' has'} no score: {groups}"
 

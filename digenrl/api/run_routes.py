@@ -92,8 +92,8 @@ def shown_routes(history: RunHistory) -> APIRouter:
     async def evaluations(limit: Limit = 50, before: Before = None) -> list[EvaluationView]:
         """Evaluated versions, newest first."""
         await history.look()
-        found = [e for e in history.evaluations if before is None or e.version < before]
-        return [evaluation_view(each) for each in reversed(found[-limit:])]
+        older = [e for e in history.evaluations if before is None or e.version < before]
+        return [evaluation_view(each) for each in reversed(older[-limit:])]
 
     @router.get("/v1/evaluations/{version}", operation_id="get_evaluation", responses=errors(404))
     async def evaluation(version: Version) -> EvaluationDetail:

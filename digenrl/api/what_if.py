@@ -72,7 +72,7 @@ class WhatIf:
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
     _waiting: int = 0
 
-    async def plan(self, **asked: Any) -> PlanView:
+    async def plan(self, **arguments: Any) -> PlanView:
         """Return a plan.
 
         Raises:
@@ -81,16 +81,16 @@ class WhatIf:
         await self.history.look()
         if self.history.recipe is None:
             raise PlanRefused(404, f"the store holds no run {self.history.run!r}")
-        if not asked.get("hosts") and not asked.get("devices"):
+        if not arguments.get("hosts") and not arguments.get("devices"):
             raise PlanRefused(422, "hosts: name the GPUs, e.g. h100x8*4")
-        _check_size(asked.get("hosts"), asked.get("devices"))
-        question = PlanRequest(recipe=self.history.recipe.model_dump_json(), **asked)
+        _check_size(arguments.get("hosts"), arguments.get("devices"))
+        question = PlanRequest(recipe=self.history.recipe.model_dump_json(), **arguments)
         if question not in self._kept:
             self._keep(question, await self._in_turn(question))
         return self._kept[question]
 
-    def _keep(self, question: PlanRequest, found: PlanView) -> None:
-        self._kept[question] = found
+    def _keep(self, question: PlanRequest, view: PlanView) -> None:
+        self._kept[question] = view
         while len(self._kept) > MAX_KEPT_ANSWERS:
             self._kept.popitem(last=False)
 
@@ -115,7 +115,7 @@ async def _made(question: PlanRequest) -> PlanView:
     )  # fmt: skip
     try:
         async with asyncio.timeout(PLAN_S):
-            said, _ = await process.communicate(question.model_dump_json().encode())
+            output, _ = await process.communicate(question.model_dump_json().encode())
     except TimeoutError:
         raise PlanRefused(
             503, f"hosts: no plan within {PLAN_S:g} s; ask for fewer kinds or devices, or use "
@@ -126,7 +126,7 @@ async def _made(question: PlanRequest) -> PlanView:
             process.kill()
         await process.wait()
     try:
-        answer = Answer.model_validate_json(said)
+        answer = Answer.model_validate_json(output)
     except ValidationError:
         raise PlanRefused(503, "the plan was given up; `digenrl plan` shows why") from None
     if answer.plan is None:

@@ -122,8 +122,8 @@ app.add_typer(reward, name="reward")
 app.add_typer(dlq, name="dlq")
 
 
-def _say_version(asked: bool) -> None:
-    if asked:
+def _say_version(is_given: bool) -> None:
+    if is_given:
         typer.echo(f"digenrl {RELEASE}")
         raise typer.Exit
 

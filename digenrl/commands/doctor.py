@@ -25,15 +25,15 @@ def doctor(
     from shared.telemetry import quiet_logs
 
     quiet_logs()
-    found = list(local_findings(runs))
+    findings = list(local_findings(runs))
     if recipe is not None:
-        found.append(recipe_finding(recipe))
-    if not any(each.check == "secrets" and each.state == "fault" for each in found):
+        findings.append(recipe_finding(recipe))
+    if not any(each.check == "secrets" and each.state == "fault" for each in findings):
         settings = settings_from_options(run=os.environ.get("DIGENRL_RUN", "doctor"))
-        found += asyncio.run(service_findings(settings))
+        findings += asyncio.run(service_findings(settings))
     if as_json:
-        typer.echo(json.dumps([each.as_dict() for each in found], indent=1))
+        typer.echo(json.dumps([each.as_dict() for each in findings], indent=1))
     else:
-        for each in found:
+        for each in findings:
             typer.echo(each.line())
-    raise typer.Exit(int(any(each.state == "fault" for each in found)))
+    raise typer.Exit(int(any(each.state == "fault" for each in findings)))

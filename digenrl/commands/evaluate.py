@@ -52,10 +52,10 @@ def evaluate(
     from digenrl.local.store import run_store
     from shared.telemetry import configure_logs
 
-    found = find_run(name or run, runs, reads=True)
-    with run_store(found) as is_left:
+    target = find_run(name or run, runs, reads=True)
+    with run_store(target) as is_left:
         settings = settings_from_options(
-            run=found.id, worker=worker, host=host, port=port, stay=stay, open_api=open_api,
+            run=target.id, worker=worker, host=host, port=port, stay=stay, open_api=open_api,
             plain_http=plain_http,
         )  # fmt: skip
         configure_logs(service="evaluation", worker=settings.worker, run=settings.run)

@@ -44,24 +44,25 @@ def export(
 
     quiet_logs()
     number = parse_version(version)
-    found = find_run(name or run, runs, reads=True)
-    folder = out or found.folder / f"adapter-{layout}"
+    target = find_run(name or run, runs, reads=True)
+    folder = out or target.folder / f"adapter-{layout}"
     if not as_json:
         which = f"{version} version" if isinstance(number, str) else f"version {version}"
-        typer.echo(f"exports the {which} of {found.name} ...", err=True)
-    with run_store(found, reads=True):
-        exported = asyncio.run(export_run(found.id, folder, Layout(layout), number))
+        typer.echo(f"exports the {which} of {target.name} ...", err=True)
+    with run_store(target, reads=True):
+        exported = asyncio.run(export_run(target.id, folder, Layout(layout), number))
     if as_json:
-        said = {
-            "run": found.name, "version": exported.version, "layout": layout, "folder": str(folder),
+        result = {
+            "run": target.name, "version": exported.version, "layout": layout,
+            "folder": str(folder),
             "files": [str(path) for path in exported.files],
         }  # fmt: skip
-        typer.echo(json.dumps(said, indent=1))
+        typer.echo(json.dumps(result, indent=1))
         return
     typer.echo(f"version {exported.version} ({exported.figure})", err=True)
     for path in exported.files:
         typer.echo(path)
-    trial = found.command("generate", "--adapter", str(folder), *exported.example)
+    trial = target.command("generate", "--adapter", str(folder), *exported.example)
     typer.echo(f"try it: {trial}", err=True)
 
 

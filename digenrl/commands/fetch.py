@@ -55,13 +55,15 @@ def _fetch_named(path: Path, options: dict[str, object]) -> None:
         _say(
             f"model.folder: {recipe.model.folder} is not here; --model.id ORG/NAME fetches a model"
         )
-    said = put_options(merged(read_layers(path)), options)
+    tables = put_options(merged(read_layers(path)), options)
     if recipe.model.id is not None:
-        _fetch_model(recipe.model.id, said["model"].get("revision"))
+        _fetch_model(recipe.model.id, tables["model"].get("revision"))
     for table, dataset in datasets.items():
         if dataset is not None:
-            asked = dataset.model_copy(update={"revision": said[table]["dataset"].get("revision")})
-            typer.echo(fetch_prompts(asked, f"{table}.dataset", _say))
+            named_dataset = dataset.model_copy(
+                update={"revision": tables[table]["dataset"].get("revision")}
+            )
+            typer.echo(fetch_prompts(named_dataset, f"{table}.dataset", _say))
 
 
 def _fetch_model(model: str, revision: str | None) -> None:

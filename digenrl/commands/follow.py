@@ -38,11 +38,11 @@ def follow(
     from digenrl.local.store import run_store
     from shared.telemetry import configure_logs
 
-    found, targets = (
+    target, targets = (
         find_run(name or run, runs, reads=True),
         MetricTargets(tensorboard, wandb, as_json),
     )
-    with run_store(found) as is_left:
-        settings = settings_from_options(run=found.id)
-        configure_logs(service="follow", worker="follow", run=found.id)
+    with run_store(target) as is_left:
+        settings = settings_from_options(run=target.id)
+        configure_logs(service="follow", worker="follow", run=target.id)
         asyncio.run(follow_run(settings, targets, once=once or is_left))

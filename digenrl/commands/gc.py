@@ -48,33 +48,33 @@ def gc(
         store = open_store(ServiceSettings(run=chosen.id).store)
         by_default = 0.0 if is_alone else SAFE_AGE_S
         age = by_default if hours is None else 3600 * hours
-        found = asyncio.run(find_garbage(store, chosen.id, now=time.time(), min_age=age))
+        garbage = asyncio.run(find_garbage(store, chosen.id, now=time.time(), min_age=age))
         if not as_json:
-            _show(found)
-        if not found or dry_run or not (yes or _agreed()):
-            _say(found, None, as_json=as_json)
+            _show(garbage)
+        if not garbage or dry_run or not (yes or _agreed()):
+            _say(garbage, None, as_json=as_json)
             return
 
         async def delete() -> int:
-            return sum([await delete_garbage(store, each) for each in found])
+            return sum([await delete_garbage(store, each) for each in garbage])
 
-        _say(found, asyncio.run(delete()), as_json=as_json)
+        _say(garbage, asyncio.run(delete()), as_json=as_json)
 
 
-def _show(found: "Sequence[DeletableObjects]") -> None:
-    for each in found:
+def _show(garbage: "Sequence[DeletableObjects]") -> None:
+    for each in garbage:
         typer.echo(f"{len(each.found):8d} objects {size(each.num_bytes):>10}  {each.kind}")
 
 
-def _say(found: "Sequence[DeletableObjects]", deleted: int | None, *, as_json: bool) -> None:
+def _say(garbage: "Sequence[DeletableObjects]", deleted: int | None, *, as_json: bool) -> None:
     """Report the deleted objects; None: nothing was to be deleted."""
     if as_json:
         kinds = [
             {"kind": each.kind, "objects": len(each.found), "bytes": each.num_bytes}
-            for each in found
+            for each in garbage
         ]
         typer.echo(json.dumps({"found": kinds, "deleted": deleted or 0}, indent=1))
-    elif not found:
+    elif not garbage:
         typer.echo("nothing to delete")
     else:
         typer.echo("nothing was deleted" if deleted is None else f"deleted {deleted} objects")

@@ -72,10 +72,10 @@ def generate(
     prepare_libraries(recipe, threads=recipe.rollout.threads)
     from digenrl.report.generate import generate as make
 
-    made = make(
+    files = make(
         recipe, weights, prompt, images=image or (), num_each=num, seed=seed, out=out or folder
     )
-    for path in made:
+    for path in files:
         typer.echo(path)
 
 

@@ -40,19 +40,19 @@ def versions(
     from digenrl.local.connection import connect
 
     named = find_run(run, runs, reads=True)
-    with connect(named, scheduler, token_file) as of:
-        found = of.client.list_versions(limit, before)
+    with connect(named, scheduler, token_file) as connection:
+        committed = connection.client.list_versions(limit, before)
     if as_json:
-        typer.echo(json.dumps([each.model_dump(mode="json") for each in found], indent=1))
+        typer.echo(json.dumps([each.model_dump(mode="json") for each in committed], indent=1))
         return
     table(
         (
             "version", "reward of its batch", "evaluated", "weights", "digest of its weights",
             "loaded now by",
         ),
-        [_version_row(each, before) for each, before in zip_longest(found, found[1:])],
+        [_version_row(each, before) for each, before in zip_longest(committed, committed[1:])],
     )  # fmt: skip
-    measure = next((each.evaluated_by for each in found if each.evaluated_by), None)
+    measure = next((each.evaluated_by for each in committed if each.evaluated_by), None)
     if measure is not None:
         from digenrl.evaluation.best import BEST_RULE
 
@@ -61,8 +61,8 @@ def versions(
             f"`digenrl export {named.name} --version best` takes the best of all, if one is better "
             "than version 0, the model before training"
         )
-    if found and found[-1].version:
-        again = _again("versions", named.name, limit=(limit, 20), before=found[-1].version)
+    if committed and committed[-1].version:
+        again = _again("versions", named.name, limit=(limit, 20), before=committed[-1].version)
         typer.echo(f"older ones: {again}{_of_run(scheduler, token_file, runs)}")
 
 
@@ -104,9 +104,9 @@ def samples(
     from digenrl.local.connection import connect
 
     named = find_run(run, runs, reads=True)
-    with connect(named, scheduler, token_file) as of:
-        number = _chosen(named.name, batch, step, of.client.get_run().step - 1)
-        page = of.client.list_samples(number, order, limit, _text(after))  # type: ignore[arg-type]
+    with connect(named, scheduler, token_file) as connection:
+        number = _chosen(named.name, batch, step, connection.client.get_run().step - 1)
+        page = connection.client.list_samples(number, order, limit, _text(after))  # type: ignore[arg-type]
     if as_json:
         typer.echo(page.model_dump_json(indent=1))
         return
@@ -210,8 +210,8 @@ def audit(
     from digenrl.local.connection import connect
 
     named = find_run(run, runs, reads=True)
-    with connect(named, scheduler, token_file) as of:
-        page = of.client.list_audit(limit, _text(after))
+    with connect(named, scheduler, token_file) as connection:
+        page = connection.client.list_audit(limit, _text(after))
     if as_json:
         typer.echo(page.model_dump_json(indent=1))
         return

@@ -40,7 +40,7 @@ def init(
     from digenrl.local.brokers.deployment import BrokerAddresses, make_deployment
 
     try:
-        made = make_deployment(
+        lines = make_deployment(
             folder, BrokerAddresses(nats=nats, redis=redis, s3=s3, tls=tls or ()), runs
         )
     except OSError as error:
@@ -48,7 +48,7 @@ def init(
             f"{folder}: {error.filename or folder} cannot be written: {error.strerror}; name a "
             "folder that is yours, on a disk with room"
         ) from error
-    for line in made:
+    for line in lines:
         typer.echo(line)
 
 

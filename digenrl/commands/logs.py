@@ -51,13 +51,13 @@ def chosen(folder: Path, services: Iterable[str]) -> list[Path]:
     Raises:
         UserError: if there is no such folder or file.
     """
-    there = {path.stem: path for path in sorted(folder.glob("*.log"))}
-    if not there:
+    files = {path.stem: path for path in sorted(folder.glob("*.log"))}
+    if not files:
         raise UserError(f"--run: {folder} holds no logs; `digenrl up` keeps them below runs/")
-    unknown = [each for each in services if each not in there]
+    unknown = [each for each in services if each not in files]
     if unknown:
-        raise UserError(f"--service: {unknown[0]} is unknown; use one of {', '.join(there)}")
-    return [there[each] for each in services] or list(there.values())
+        raise UserError(f"--service: {unknown[0]} is unknown; use one of {', '.join(files)}")
+    return [files[each] for each in services] or list(files.values())
 
 
 def read(path: Path, positions: dict[Path, int]) -> Iterator[tuple[str, str, str]]:
@@ -79,10 +79,10 @@ def read(path: Path, positions: dict[Path, int]) -> Iterator[tuple[str, str, str
 def parse_line(line: str) -> dict[str, object]:
     """Return the fields of a line of one of our services; of another program's line, none."""
     try:
-        found = json.loads(line)
+        event = json.loads(line)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return event if isinstance(event, dict) else {}
 
 
 def rendered(process: str, line: str, level: str, *, as_json: bool) -> str | None:

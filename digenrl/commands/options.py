@@ -63,8 +63,8 @@ WandbProject = Annotated[
 
 def complete_run_names(incomplete: str) -> list[str]:
     """Return the names of the runs of `digenrl up`, for the shell's completion."""
-    found = [each.name for each in runs_in(runs_folder())]
-    return sorted(name for name in found if name.startswith(incomplete))
+    names = [each.name for each in runs_in(runs_folder())]
+    return sorted(name for name in names if name.startswith(incomplete))
 
 
 def _check_runs_folder(given: Path) -> Path:
@@ -162,12 +162,12 @@ def _settings(kind: "type[S]", given: "dict[str, Any]") -> "S":
     from pydantic import ValidationError
 
     try:
-        said = {
+        values = {
             key: value
             for key, value in given.items()
             if value is not None and value is not False and value != ""
         }
-        return kind(**said)
+        return kind(**values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])

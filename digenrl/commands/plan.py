@@ -58,12 +58,12 @@ def plan(
     from shared.recipe.recipe import load_recipe
 
     loaded = None if recipe is None else load_recipe(recipe, options)
-    found = find_plan(
+    result = find_plan(
         loaded, devices, profile=profile, variant=variant.value,
         staleness=zero_or_one(staleness), host_gpus=host_gpus, hosts=hosts,
         host_memory=host_memory, launch_us=launch_us, sites=tuple(site or ()),
     )  # fmt: skip
     if as_json:
-        typer.echo(plan_as_json(found))
+        typer.echo(plan_as_json(result))
     else:
-        show_plan(found, wide_console())
+        show_plan(result, wide_console())

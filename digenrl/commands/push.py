@@ -32,8 +32,8 @@ def push(
 
     if re.fullmatch(ID_PATTERN, repository) is None:
         raise UserError(f"REPOSITORY: {repository!r} is not org/name")
-    found = run_in_folder(what, runs)
-    adapter = (runs / what if found is None else found.folder) / "adapter"
+    local_run = run_in_folder(what, runs)
+    adapter = (runs / what if local_run is None else local_run.folder) / "adapter"
     folder = adapter if adapter.is_dir() else Path(what)
     typer.echo(push_folder(folder, repository, private=private, message=message))
 

@@ -48,10 +48,12 @@ def keys(
     from shared.recipe.recipe import Recipe
 
     named = {key.name.replace(ANY, "NAME"): key for key in recipe_keys(Recipe).values()}
-    found = {name: key for name, key in named.items() if word in name}
-    if not found:
+    matching_keys = {name: key for name, key in named.items() if word in name}
+    if not matching_keys:
         raise UserError(f"WORD: no key has {word!r} in its name; without a word, all are listed")
-    for name, key in {word: found[word]}.items() if word in found else found.items():
+    for name, key in (
+        {word: matching_keys[word]}.items() if word in matching_keys else matching_keys.items()
+    ):
         typer.echo(f"--{name:<42} {format_default(key)}")
         if word:
             meaning = " ".join((key.field.description or "").split())

@@ -45,22 +45,22 @@ def report(
     from shared.telemetry import quiet_logs
 
     quiet_logs()
-    found = find_run(name or run, runs, reads=True)
-    with run_store(found):
+    target = find_run(name or run, runs, reads=True)
+    with run_store(target):
         making = make_report(
-            found.id, out or found.folder, scheduler=scheduler, wall_seconds=wall_seconds,
+            target.id, out or target.folder, scheduler=scheduler, wall_seconds=wall_seconds,
             console=make_console(stderr=as_json),
         )  # fmt: skip
         summary, recipe = asyncio.run(making)
     if as_json:
         typer.echo(summary.model_dump_json(indent=1))
     if out is not None and (out / RECIPE_JSON).is_file():  # `digenrl up` asked
-        found = replace(found, folder=out, is_local=True)
+        target = replace(target, folder=out, is_local=True)
     if summary.failures:
-        again = found.command("report")
+        again = target.command("report")
         typer.echo(f"the report is not whole, the run is; repeat it: {again}", err=as_json)
         raise typer.Exit(EXIT_INCOMPLETE)
-    typer.echo("\n".join(_next_steps(found, recipe)), err=as_json)
+    typer.echo("\n".join(_next_steps(target, recipe)), err=as_json)
 
 
 def _next_steps(run: Run, recipe: "Recipe") -> list[str]:

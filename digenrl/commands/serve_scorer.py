@@ -80,10 +80,10 @@ def _errors_name_options(name: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        said = str(error)
+        text = str(error)
         for key, option in OPTIONS.items():
-            said = said.replace(f"reward.scorers.{name}.{key}:", f"{option}:", 1)
-        raise UserError(said) from error
+            text = text.replace(f"reward.scorers.{name}.{key}:", f"{option}:", 1)
+        raise UserError(text) from error
 
 
 def _table(type: str, folder: Path | None, *, patience: float, groups: bool) -> "ScorerTable":
@@ -109,8 +109,8 @@ def _table(type: str, folder: Path | None, *, patience: float, groups: bool) -> 
             raise UserError(
                 f"TYPE: {type!r} is not the name of a scorer; docs/rewards.md lists them"
             ) from error
-        said = first["msg"].removeprefix("Value error, ")
-        raise UserError(f"TYPE: {type}: {said}") from error
+        text = first["msg"].removeprefix("Value error, ")
+        raise UserError(f"TYPE: {type}: {text}") from error
 
 
 async def _for_ever() -> None:

@@ -35,10 +35,10 @@ def status(
     """Show the state of a run, what its devices wait for, and what would help."""
     from digenrl.local.connection import connect, read_run
 
-    found = find_run(name or run, runs, reads=True)
-    with connect(found, scheduler, token_file, services=("page", "scheduler")) as of:
-        reading = read_run(of)
-    lines = reading.model_copy(update={"run": found.name}).lines()  # a folder may be renamed
+    target = find_run(name or run, runs, reads=True)
+    with connect(target, scheduler, token_file, services=("page", "scheduler")) as connection:
+        reading = read_run(connection)
+    lines = reading.model_copy(update={"run": target.name}).lines()  # a folder may be renamed
     typer.echo(reading.model_dump_json(indent=1) if as_json else "\n".join(lines))
 
 
@@ -57,19 +57,19 @@ def watch(
     """
     from digenrl.local.connection import connect
 
-    found = find_run(name or run, runs, reads=True)
-    with connect(found, scheduler, token_file, services=("scheduler",)) as of:
-        if not of.is_live:
-            raise typer.Exit(_say_end(of, as_json=as_json))
+    target = find_run(name or run, runs, reads=True)
+    with connect(target, scheduler, token_file, services=("scheduler",)) as connection:
+        if not connection.is_live:
+            raise typer.Exit(_say_end(connection, as_json=as_json))
         from digenrl.local.running.display import Display, make_console
 
-        url, logs = str(of.client.http.base_url).rstrip("/"), str(found.folder / "logs")
+        url, logs = str(connection.client.http.base_url).rstrip("/"), str(target.folder / "logs")
         display = Display(make_console(stderr=as_json), url, logs, lines=as_json)
         with display.shown():
-            code = _watch(of.client, display, found)
+            code = _watch(connection.client, display, target)
     if code is None:
-        with connect(found, services=()) as of:
-            code = _say_end(of, as_json=as_json)
+        with connect(target, services=()) as connection:
+            code = _say_end(connection, as_json=as_json)
     raise typer.Exit(code)
 
 
@@ -97,10 +97,12 @@ def _watch(client: "Client", display: "Display", run: Run) -> int | None:
         time.sleep(POLL_S)
 
 
-def _say_end(of: "Connection", *, as_json: bool) -> int:
+def _say_end(connection: "Connection", *, as_json: bool) -> int:
     """Show how a run has ended; returns the exit code."""
     from digenrl.local.connection import read_run
 
-    reading = read_run(of)
-    typer.echo(of.client.get_run().model_dump_json() if as_json else "\n".join(reading.lines()))
+    reading = read_run(connection)
+    typer.echo(
+        connection.client.get_run().model_dump_json() if as_json else "\n".join(reading.lines())
+    )
     return 1 if reading.phase == "failed" else 0

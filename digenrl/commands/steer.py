@@ -71,23 +71,23 @@ def workers(
     role: Literal["operator", "viewer"] = "operator" if drain or undrain else "viewer"
     named = find_run(run, runs, reads=not (drain or undrain))
     with connect_client(named, scheduler, token_file, role=role) as client:
-        found = _chosen(client.list_workers(), names or [], host)
+        chosen_workers = _chosen(client.list_workers(), names or [], host)
         if not (drain or undrain):
-            _show(found, as_json=as_json)
+            _show(chosen_workers, as_json=as_json)
             return
-        said = [
+        views = [
             _told(client.drain_worker, each.worker, "it finishes what it has, and gets nothing new")
             if drain else _told(client.undrain_worker, each.worker, "it gets work again")
-            for each in found
+            for each in chosen_workers
         ]  # fmt: skip
-        lines = [] if as_json else [f"{each['worker']}: {each['note']}" for each in said]
+        lines = [] if as_json else [f"{each['worker']}: {each['note']}" for each in views]
         typer.echo("\n".join(lines), nl=bool(lines))
         if drain and wait:
-            lines = _drained(client, [str(each["worker"]) for each in said if each["done"]])
+            lines = _drained(client, [str(each["worker"]) for each in views if each["done"]])
             typer.echo("\n".join(lines), nl=bool(lines), err=as_json)
     if as_json:
-        typer.echo(json.dumps(said, indent=1))
-    if not all(each["done"] for each in said):
+        typer.echo(json.dumps(views, indent=1))
+    if not all(each["done"] for each in views):
         raise typer.Exit(1)
 
 
@@ -100,10 +100,10 @@ def until_drained(client: HasWorkers, names: Sequence[str], say: Say) -> list[st
     """Return a line for each of these workers once it has no work, is gone, or was given work
     again."""
     before: list[str] = []
-    asked = time.monotonic()
+    requested_at = time.monotonic()
     while True:
         drain = {each.worker: each.drain for each in client.list_workers() if each.worker in names}
-        is_heard = time.monotonic() > asked + ACCEPTED_S
+        is_heard = time.monotonic() > requested_at + ACCEPTED_S
         under_way = {"draining"} if is_heard else {"draining", "no"}
         left = [name for name in names if drain.get(name) in under_way]
         if not left:
@@ -125,30 +125,32 @@ def _told(ask: Callable[[str], object], worker: str, note: str) -> dict[str, obj
     return {"worker": worker, "done": True, "note": note}
 
 
-def _chosen(found: "list[WorkerView]", names: list[str], host: str) -> "list[WorkerView]":
-    known = {each.worker for each in found}
-    unknown = [name for name in names if name not in known]
-    if unknown and unknown[0] in {each.host for each in found}:
+def _chosen(workers: "list[WorkerView]", names: list[str], host: str) -> "list[WorkerView]":
+    names_of_workers = {each.worker for each in workers}
+    unknown = [name for name in names if name not in names_of_workers]
+    if unknown and unknown[0] in {each.host for each in workers}:
         raise UserError(f"NAMES: {unknown[0]} is a host: write --host {unknown[0]}")
     if unknown:
-        raise UserError(f"NAMES: {unknown[0]} is unknown; use some of {', '.join(sorted(known))}")
+        raise UserError(
+            f"NAMES: {unknown[0]} is unknown; use some of {', '.join(sorted(names_of_workers))}"
+        )
     chosen = [
-        each for each in found
+        each for each in workers
         if (not names or each.worker in names) and (not host or each.host == host)
     ]  # fmt: skip
     if host and not chosen:
-        hosts = sorted({each.host for each in found})
+        hosts = sorted({each.host for each in workers})
         raise UserError(f"--host: {host} is unknown; use one of {', '.join(hosts)}")
     return chosen
 
 
-def _show(found: "list[WorkerView]", *, as_json: bool) -> None:
+def _show(workers: "list[WorkerView]", *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps([each.model_dump(mode="json") for each in found], indent=1))
+        typer.echo(json.dumps([each.model_dump(mode="json") for each in workers], indent=1))
         return
     names = ("worker", "service", "host", "version", "done", "s per sample", "does")
-    table(names, [_row(each) for each in found])
-    if not found:
+    table(names, [_row(each) for each in workers])
+    if not workers:
         typer.echo("no workers")
 
 
@@ -190,9 +192,9 @@ def tag(
     typer.echo(shown.model_dump_json(indent=1) if as_json else "\n".join(_tag_lines(shown, mode)))
 
 
-def _tag_lines(tag: "TagView", asked: str) -> list[str]:
-    if asked:
-        return [f"asked for: {asked}; from the next batch on, off at once"]
+def _tag_lines(tag: "TagView", request: str) -> list[str]:
+    if request:
+        return [f"asked for: {request}; from the next batch on, off at once"]
     chosen = f"{tag.mode}, {tag.groups} groups" if tag.mode == "fixed" else tag.mode
     lines = [f"mode {chosen}; {tag.lent} of {tag.members} members lent"]
     for each in tag.decisions:
@@ -227,10 +229,10 @@ def add_actions(app: typer.Typer) -> None:
         waiting, and not the request.
         """
         action: Action = "pause_at_failure" if at_failure else "pause"
-        found = find_run(run, runs)
-        _ask(action, found, scheduler, token_file, as_json)
+        target = find_run(run, runs)
+        _ask(action, target, scheduler, token_file, as_json)
         if at_failure and not as_json:
-            _wait_for_failure(found, scheduler, token_file)
+            _wait_for_failure(target, scheduler, token_file)
 
     def add(action: "Action", what: str) -> None:
         @app.command(action, help=what)
@@ -253,12 +255,12 @@ def _ask(
     from digenrl.local.connection import connect_client
 
     with connect_client(run, scheduler, token_file, role="operator") as client:
-        asked = {
+        view = {
             "pause": client.pause_run, "pause_at_failure": client.pause_at_failure_run,
             "resume": client.resume_run, "stop": client.stop_run,
         }[action]()  # fmt: skip
-    said = f"{run.name}: {action.replace('_', ' ')} is asked for"
-    typer.echo(asked.model_dump_json(indent=1) if as_json else said)
+    text = f"{run.name}: {action.replace('_', ' ')} is asked for"
+    typer.echo(view.model_dump_json(indent=1) if as_json else text)
 
 
 def _wait_for_failure(run: Run, scheduler: str, token_file: Path | None) -> None:

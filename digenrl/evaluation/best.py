@@ -44,12 +44,14 @@ async def best_version(store: ObjectStore, recipe: Recipe) -> Best | None:
 
 def find_best(records: Iterable[EvaluationRecord], recipe: Recipe) -> Best | None:
     """Return the best of the comparable evaluated versions; None without any."""
-    known = list(records)
-    if not known:
+    all_records = list(records)
+    if not all_records:
         return None
-    figures = {each.version: comparison_figure(each, recipe) for each in known}
+    figures = {each.version: comparison_figure(each, recipe) for each in all_records}
     return Best(
-        ranked(known, recipe)[0], figures, comparison_name(known[-1].quality, _weights(recipe))
+        ranked(all_records, recipe)[0],
+        figures,
+        comparison_name(all_records[-1].quality, _weights(recipe)),
     )
 
 
@@ -68,11 +70,11 @@ def comparison_name(quality: Measured, weights: Mapping[str, float]) -> str:
 async def comparable(store: ObjectStore, run: str) -> list[str]:
     """Return the keys of evaluation records, oldest version first, at those settings at which most
     versions were evaluated: figures of other settings cannot be compared with them."""
-    found: dict[str, list[str]] = {}
+    keys_by_settings: dict[str, list[str]] = {}
     for key, name in (await named_objects(store, run, "evaluations")).items():
         if name["settings"] is not None:
-            found.setdefault(name["settings"], []).append(key)
-    return sorted(max(found.values(), key=_count, default=()))
+            keys_by_settings.setdefault(name["settings"], []).append(key)
+    return sorted(max(keys_by_settings.values(), key=_count, default=()))
 
 
 def _count(keys: list[str]) -> int:

@@ -52,11 +52,11 @@ class Follower:
         are evaluated, or with ``stay`` without end."""
         while True:
             try:
-                found = await self._evaluate_next()
+                has_evaluated = await self._evaluate_next()
             except Unavailable as error:
                 log.warning("store_unavailable", error=str(error))
-                found = False
-            if not found:
+                has_evaluated = False
+            if not has_evaluated:
                 if not stay and self._progress.pending == []:
                     log.info("run_evaluated")
                     return

@@ -91,11 +91,11 @@ def fallen(before: Quality, after: Quality) -> list[str]:
 def golds(quality: Quality) -> dict[str, float]:
     """Return the figures that nothing is trained on and that are better if they are higher, by
     their names."""
-    found = {f"gold reward {name}": value for name, value in quality.gold.items()}
+    figures = {f"gold reward {name}": value for name, value in quality.gold.items()}
     for field, name in SHARES.items():
         if (share := getattr(quality, field)) is not None:
-            found[name] = share
-    return found
+            figures[name] = share
+    return figures
 
 
 def _line(before: Quality, after: Quality, name: str) -> str:
@@ -202,8 +202,8 @@ class Evaluations:
 
     async def read_all(self) -> list[EvaluationRecord]:
         """Return all records, oldest version first."""
-        found = [await self.read(version) for version in await self.versions()]
-        return [record for record in found if record is not None]
+        records = [await self.read(version) for version in await self.versions()]
+        return [record for record in records if record is not None]
 
     async def add(self, record: EvaluationRecord) -> bool:
         """Store a record; returns False and changes nothing if the version already has one."""

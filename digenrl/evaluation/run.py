@@ -74,15 +74,15 @@ class RunEvaluator:
             IntegrityError: if its weights are not in the store.
             ScoringError: if a scorer fails.
         """
-        known = await self.evaluations.read(commit.policy.version)
-        if known is not None:
-            return known
-        made = await self._evaluate(commit, weights)
-        is_first = await self.evaluations.add(made)
+        stored = await self.evaluations.read(commit.policy.version)
+        if stored is not None:
+            return stored
+        evaluation = await self._evaluate(commit, weights)
+        is_first = await self.evaluations.add(evaluation)
         await self.announce()  # a record that is there may be this one, whose answer was lost
         if is_first:
-            return made
-        first = await self.evaluations.read(made.version)  # another evaluator was faster
+            return evaluation
+        first = await self.evaluations.read(evaluation.version)  # another evaluator was faster
         assert first is not None, "records are never deleted"
         return first
 

@@ -115,12 +115,12 @@ class Sampler:
     def _sample(self, rows: Sequence[Row], first: int, num_each: int, seed: int) -> Media:
         """Samples as many prompts at once as have texts of one length."""
         conditions = [self._conditions[row] for row in rows]
-        made, done = [], 0
+        batches, done = [], 0
         for _, alike in groupby(conditions, key=_shapes):
             some = list(alike)
-            made.append(self._sample_encoded(some, first + done, num_each, seed))
+            batches.append(self._sample_encoded(some, first + done, num_each, seed))
             done += len(some)
-        return np.concatenate(made)
+        return np.concatenate(batches)
 
     def _sample_encoded(
         self, conditions: Sequence[Conditions], first: int, num_each: int, seed: int

@@ -50,12 +50,12 @@ class PromptSampler:
         rows = evaluation_rows(recipe)
         self._prompts = [prompt for prompt, _ in rows]
         self._sources = [None if path is None else path.read_bytes() for _, path in rows]
-        told = [
+        prompt_rows = [
             (prompt.text, source, prompt.negative_prompt)
             for prompt, source in zip(self._prompts, self._sources, strict=True)
         ]
         self._sampler = Sampler(
-            as_evaluated(recipe), stopping, progress=progress, rows=told, memory=memory
+            as_evaluated(recipe), stopping, progress=progress, rows=prompt_rows, memory=memory
         )
 
     def sample(self, weights: Mapping[str, Tensor]) -> Samples:
@@ -66,14 +66,14 @@ class PromptSampler:
             texts, num_each=num_each, seed=self._table.seed, sources=self._sources,
             negatives=[prompt.negative_prompt for prompt in self._prompts],
         )  # fmt: skip
-        seen = [
+        outputs = [
             None if each is None else load_source(each, images, self._background)
             for each in self._sources
         ]
-        told = list(map(scorer_inputs, self._prompts, seen))
+        prompt_rows = list(map(scorer_inputs, self._prompts, outputs))
         return Samples(
             images=images,
-            metadata=[each for each in told for _ in range(num_each)],
+            metadata=[each for each in prompt_rows for _ in range(num_each)],
             prompts=[text for text in texts for _ in range(num_each)],
         )
 
@@ -93,15 +93,15 @@ class Judges:
             ScoringError: if a scorer fails.
         """
         rewards = _means(self._trained, samples)
-        found = Quality(
+        quality_figures = Quality(
             reward=sum(scorer.weight * rewards[scorer.name] for scorer in self._trained),
             num_samples=len(samples.images),
             rewards=rewards,
             gold=_means(self._gold, samples),
         )
         if self._digits is None:
-            return found
-        return found.model_copy(update=_digit_figures(self._digits, samples))
+            return quality_figures
+        return quality_figures.model_copy(update=_digit_figures(self._digits, samples))
 
     def right(self, samples: Samples) -> npt.NDArray[np.bool_] | None:
         """Return (n,) whether the held-out classifier recognizes each digit; None without it."""
@@ -131,8 +131,8 @@ def _digit_figures(folder: Path, samples: Samples) -> dict[str, object]:
     wanted = np.array([wanted_digit(metadata) for metadata in samples.metadata])
     right = DigitProbability(folder, "gold_mlp").predict(samples.images) == wanted
     per_digit = [_number(right[wanted == digit].mean()) for digit in range(NUM_DIGITS)]
-    made = DataSplit(to_model_space(samples.images), wanted)
-    nn, div = nearest_real(made, load_real(folder)), diversity(made)
+    images = DataSplit(to_model_space(samples.images), wanted)
+    nn, div = nearest_real(images, load_real(folder)), diversity(images)
     proxy = DigitProbability(folder).predict(samples.images)
     return {
         "proxy_accuracy": float((proxy == wanted).mean()),

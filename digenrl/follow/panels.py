@@ -87,11 +87,11 @@ async def panel_of(store: ObjectStore, record: EvaluationRecord) -> Panel | None
 
 def shown_samples(samples: Sequence[KeptSample]) -> list[KeptSample]:
     """Return as many samples as a panel has, of as many prompts as possible."""
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     ranked: list[tuple[int, int]] = []
     for place, sample in enumerate(samples):
-        seen[sample.prompt] = seen.get(sample.prompt, 0) + 1
-        ranked.append((seen[sample.prompt], place))
+        counts[sample.prompt] = counts.get(sample.prompt, 0) + 1
+        ranked.append((counts[sample.prompt], place))
     return [samples[place] for place in sorted(each for _, each in sorted(ranked)[:SAMPLES])]
 
 

@@ -73,9 +73,9 @@ def _make(dataset: Dataset, download: Download, names: list[str], key: str, say:
     unfinished = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(unfinished, ignore_errors=True)
     files = [(download.folder / name, _images_beside(download, name, key)) for name in names]
-    made = make_prompts(files, dataset.columns, unfinished, key)
+    counts = make_prompts(files, dataset.columns, unfinished, key)
     unfinished.rename(folder)
-    _tell(f"{dataset.id}: {made.prompts} prompts of the split {dataset.split}", made, say)
+    _tell(f"{dataset.id}: {counts.prompts} prompts of the split {dataset.split}", counts, say)
 
 
 def convert_files(dataset: Dataset, source: Path, key: str, say: ShowLine) -> Path:
@@ -90,14 +90,14 @@ def convert_files(dataset: Dataset, source: Path, key: str, say: ShowLine) -> Pa
         raise UserError(f"{key}.{error}") from error
     here = dataset.model_copy(update={"revision": None})
     with alone(here.storage, say):
-        if (known := here.commit) is None:
-            known = _convert_files(here, source, [(root, name) for name in names], key, say)
-    if dataset.revision not in (None, known):
+        if (revision := here.commit) is None:
+            revision = _convert_files(here, source, [(root, name) for name in names], key, say)
+    if dataset.revision not in (None, revision):
         raise UserError(
-            f"{key}.revision: the prompts of {source} have the digest {known} now, not "
+            f"{key}.revision: the prompts of {source} have the digest {revision} now, not "
             f"{dataset.revision}; leave the revision out to take them as they are"
         )
-    return here.file(known)
+    return here.file(revision)
 
 
 def _convert_files(
@@ -108,7 +108,7 @@ def _convert_files(
     shutil.rmtree(unfinished, ignore_errors=True)
     files = [(root / name, _images_below(root, name, key)) for root, name in rows]
     try:
-        made = make_prompts(files, dataset.columns, unfinished, key)
+        counts = make_prompts(files, dataset.columns, unfinished, key)
     except UnreadableError as error:
         remedy = "correct the file, or move it away"
         raise UserError(f"{key}.folder: {error.reason}; {remedy}") from error
@@ -118,7 +118,7 @@ def _convert_files(
         folder.parent.mkdir(parents=True, exist_ok=True)
         unfinished.rename(folder)
     note_made(dataset.storage, source, dataset.selection, digest, state)
-    _tell(f"{source}: {made.prompts} prompts", made, say)
+    _tell(f"{source}: {counts.prompts} prompts", counts, say)
     return digest
 
 
@@ -129,22 +129,25 @@ def make_own_prompts(recipe: Recipe, say: ShowLine) -> bool:
     Raises:
         UserError: as `fetch_prompts` does.
     """
-    found, named = False, {"data": recipe.data.dataset, "evaluation": recipe.evaluation.dataset}
+    has_prompts, named = (
+        False,
+        {"data": recipe.data.dataset, "evaluation": recipe.evaluation.dataset},
+    )
     for table, dataset in named.items():
         if dataset is not None and dataset.folder is not None and dataset.commit is None:
             convert_files(dataset, dataset.folder, f"{table}.dataset", say)
-            found = True
-    return found
+            has_prompts = True
+    return has_prompts
 
 
-def _tell(what: str, made: ConversionCounts, say: ShowLine) -> None:
+def _tell(what: str, counts: ConversionCounts, say: ShowLine) -> None:
     say(what)
-    if made.empty_rows:
-        say(f"left out: {made.empty_rows} rows without a prompt, or without an image")
-    if made.long_rows:
-        say(f"left out: {made.long_rows} rows whose prompt has more than {MAX_TEXT} characters")
-    if made.left_out:
-        say(f"left out, neither text, number nor bool: {', '.join(sorted(made.left_out))}")
+    if counts.empty_rows:
+        say(f"left out: {counts.empty_rows} rows without a prompt, or without an image")
+    if counts.long_rows:
+        say(f"left out: {counts.long_rows} rows whose prompt has more than {MAX_TEXT} characters")
+    if counts.left_out:
+        say(f"left out, neither text, number nor bool: {', '.join(sorted(counts.left_out))}")
 
 
 def _images_below(root: Path, rows: str, key: str) -> Callable[[str], bytes]:

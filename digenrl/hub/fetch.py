@@ -107,12 +107,12 @@ class Download:
 
     def _index(self) -> Mapping[str, Any]:
         try:
-            found: Any = json.loads((self.folder / INDEX).read_text())
+            index: Any = json.loads((self.folder / INDEX).read_text())
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            index = None
+        if not isinstance(index, dict):
             raise UserError(f"model.id: {self.model} has a {INDEX} that is invalid; choose another")
-        return found
+        return index
 
     def _pieces(self, part: str, index: str) -> Sequence[str]:
         return pieces(self.folder / part / index)
@@ -139,15 +139,15 @@ class Download:
         url = hf_hub_url(
             self.model, name, repo_type=self.kind, revision=self.commit, endpoint=endpoint()
         )
-        found = get_hf_file_metadata(url, endpoint=endpoint(), retry_on_errors=True)
-        if found.etag is None:
+        metadata = get_hf_file_metadata(url, endpoint=endpoint(), retry_on_errors=True)
+        if metadata.etag is None:
             raise UserError(f"{endpoint()}: gives no digest of {name}; use another mirror")
-        blob = self.place / "blobs" / found.etag
+        blob = self.place / "blobs" / metadata.etag
         if not blob.exists():
             blob.parent.mkdir(parents=True, exist_ok=True)
-            partial = blob.with_name(f"{found.etag}{PARTIAL}")
-            _receive(found.location, url, partial, found.size, name)
-            if not _is_whole(partial, found.etag):
+            partial = blob.with_name(f"{metadata.etag}{PARTIAL}")
+            _receive(metadata.location, url, partial, metadata.size, name)
+            if not _is_whole(partial, metadata.etag):
                 partial.unlink()
                 raise UserError(f"{self.model}: {name} came damaged; run the command again")
             partial.rename(blob)

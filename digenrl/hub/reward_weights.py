@@ -94,18 +94,18 @@ def make_folder(reward: str, weights: Path, like: Path, out: Path) -> None:
 
 def clip_tensors(published: Mapping[str, Tensor]) -> Tensors:
     """Convert the tensors of a CLIP from open_clip's names to the names of ``CLIPModel``."""
-    made: Tensors = {}
+    converted: Tensors = {}
     for name, tensor in published.items():
         new = _renamed(name, OPEN_CLIP)
         match = re.fullmatch(r"(.*\.)in_proj_(weight|bias)", new)
         if match is not None:  # queries, keys and values, stacked
             for part, rows in zip("qkv", tensor.chunk(3), strict=True):
-                made[f"{match[1]}{part}_proj.{match[2]}"] = rows.contiguous()
+                converted[f"{match[1]}{part}_proj.{match[2]}"] = rows.contiguous()
         elif name in ("visual.proj", "text_projection"):  # open_clip multiplies from the right
-            made[new] = tensor.T.contiguous()
+            converted[new] = tensor.T.contiguous()
         else:
-            made[new] = tensor
-    return made
+            converted[new] = tensor
+    return converted
 
 
 def blip_tensors(published: Mapping[str, Tensor]) -> Tensors:
@@ -122,14 +122,14 @@ def blip_config(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return the ``BlipConfig`` of a network, whose tensors have transformers' names."""
     pixels = "vision_model.embeddings."
     _, _, side, _ = tensors[f"{pixels}patch_embedding.weight"].shape
-    _, positions, seen = tensors[f"{pixels}position_embedding"].shape
+    _, positions, width = tensors[f"{pixels}position_embedding"].shape
     words, read = tensors["text_encoder.embeddings.word_embeddings.weight"].shape
     first = "text_encoder.encoder.layer.0."
     vision = {
-        "hidden_size": seen,
+        "hidden_size": width,
         "intermediate_size": len(tensors["vision_model.encoder.layers.0.mlp.fc1.bias"]),
         "num_hidden_layers": _count(tensors, r"vision_model\.encoder\.layers\.\d+\.mlp\.fc1\.bias"),
-        "num_attention_heads": seen // BLIP_HEAD,
+        "num_attention_heads": width // BLIP_HEAD,
         "image_size": math.isqrt(positions - 1) * side,
         "patch_size": side,
         "layer_norm_eps": 1e-6,  # as in the original; the default of transformers differs
@@ -137,7 +137,7 @@ def blip_config(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     text = {
         "vocab_size": words,
         "hidden_size": read,
-        "encoder_hidden_size": seen,
+        "encoder_hidden_size": width,
         "intermediate_size": len(tensors[f"{first}intermediate.dense.bias"]),
         "num_hidden_layers": _count(
             tensors, r"text_encoder\.encoder\.layer\.\d+\.intermediate\.dense\.bias"
@@ -186,8 +186,8 @@ def _write_qwen(tensors: Tensors, like: Path, out: Path) -> None:
 
 
 def _write_image_reward(tensors: Tensors, like: Path, out: Path) -> None:
-    made = blip_tensors(tensors)
-    config = blip_config(made)
+    converted = blip_tensors(tensors)
+    config = blip_config(converted)
     _copy_all_but_weights(like, out)
     side = config["vision_config"]["image_size"]
     processor = {
@@ -198,7 +198,7 @@ def _write_image_reward(tensors: Tensors, like: Path, out: Path) -> None:
     (out / "processor_config.json").unlink(missing_ok=True)  # it would override the preprocessor
     (out / "preprocessor_config.json").write_text(json.dumps(processor, indent=1))
     (out / "config.json").write_text(json.dumps(config, indent=1))
-    save_file(made, out / "model.safetensors", {"format": "pt"})
+    save_file(converted, out / "model.safetensors", {"format": "pt"})
 
 
 REWARDS: Mapping[str, tuple[str, Callable[[Tensors, Path, Path], None]]] = {
@@ -220,10 +220,10 @@ def _read(weights: Path) -> Tensors:
     except Exception as error:  # a broken file raises whatever the unpickler stumbles over
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"WEIGHTS: cannot read {weights}: {reason}") from error
-    found = read.get("state_dict", read) if isinstance(read, Mapping) else {}
-    if not found or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+    tensors = read.get("state_dict", read) if isinstance(read, Mapping) else {}
+    if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise UserError(f"WEIGHTS: {weights} contains no named tensors")
-    return {name: tensor.contiguous() for name, tensor in found.items()}
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
 def _copy_all_but_weights(like: Path, out: Path) -> None:

@@ -24,7 +24,7 @@ def fetch_rewards(recipe: Recipe, say: ShowLine) -> Iterator[Path]:
         Unavailable: as `fetch`.
     """
     tables = {"reward": recipe.reward.scorers, "evaluation": recipe.evaluation.scorers}
-    for name, table in ((name, table) for name, found in tables.items() for table in found):
+    for name, table in ((name, table) for name, scorers in tables.items() for table in scorers):
         field = f"{name}.scorers.{table.name}"
         hub = KINDS[table.type].hub if table.type in KINDS else None
         if table.url is not None:

@@ -76,7 +76,7 @@ def connect_client(
     token_file: Path | None = None,
     *,
     role: "Role" = "viewer",
-    of: Service = "scheduler",
+    service: Service = "scheduler",
 ) -> "Client":
     """Return a client of a run: of the address that is given, or of the run of `digenrl up`.
 
@@ -91,11 +91,11 @@ def connect_client(
     from digenrl.local.secrets.tokens import KEYS
 
     folder = run.folder
-    address = scheduler or (last_address(folder, of) if not run.store_url else "")
+    address = scheduler or (last_address(folder, service) if not run.store_url else "")
     if not address:
         raise UserError(
             f"--scheduler: {run.name} is no run of `digenrl up`; name the address of the run's "
-            f"{'page' if of == 'page' else 'scheduler'}"
+            f"{'page' if service == 'page' else 'scheduler'}"
         )
     now = read_progress(folder)
     if not scheduler and run.is_local and (now.state == "reporting" or not in_progress(folder)):
@@ -174,7 +174,7 @@ def _live_client(
     )
     if not (scheduler or is_known):
         return None
-    client = connect_client(run, scheduler, token_file, role=role, of=service)
+    client = connect_client(run, scheduler, token_file, role=role, service=service)
     stack.enter_context(client)
     try:
         answer = client.get_run()
@@ -186,7 +186,7 @@ def _live_client(
     return client if is_this else None
 
 
-def read_run(of: Connection) -> "RunReading":
+def read_run(connection: Connection) -> "RunReading":
     """Return the reading of a run by its API.
 
     Raises:
@@ -198,7 +198,7 @@ def read_run(of: Connection) -> "RunReading":
     from shared.recipe.recipe import Recipe
     from shared.run.usage import BatchUsage
 
-    client = of.client
+    client = connection.client
     run = client.get_run()
     recipe = _known(client.get_recipe)
     batches = {each.batch: each for each in client.list_batches(MAX_READ_VERSIONS)}
@@ -207,15 +207,15 @@ def read_run(of: Connection) -> "RunReading":
         for batch in range(max(0, run.step - USAGE_BATCHES), run.step)
     ]
     return read(RunFacts(
-        run=run, is_live=of.is_live, at=time.time(), load=client.get_load(),
+        run=run, is_live=connection.is_live, at=time.time(), load=client.get_load(),
         workers=client.list_workers(), tag=client.get_tag().mode,
         letters=client.list_dead_letters("all", MAX_LETTERS),
         recipe=None if recipe is None else Recipe.model_validate(recipe.recipe),
         steps=[
             StepFacts(
                 each.version, each.weights_digest,
-                *((made.metrics, [*made.staleness.items()])
-                  if (made := batches.get(each.version - 1)) else ({}, ())),
+                *((commit.metrics, [*commit.staleness.items()])
+                  if (commit := batches.get(each.version - 1)) else ({}, ())),
             )
             for each in reversed(client.list_versions(MAX_READ_VERSIONS))
         ],

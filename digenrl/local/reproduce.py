@@ -52,10 +52,10 @@ def read_record(run: Run) -> RunRecord:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        record = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
 def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -146,16 +146,19 @@ def verdict(one: RunRecord, other: RunRecord) -> tuple[bool, list[str]]:
     my_store, their_store = stored(one), stored(other)
     mine, theirs = my_store.weights, their_store.weights
     at = first_difference(mine, theirs)
-    found = [*differences(one, other), *workers_differences(my_store, their_store)]
+    all_differences = [*differences(one, other), *workers_differences(my_store, their_store)]
     common = min(len(mine), len(theirs))
     if at is None:
         lines = [f"{other.run.name} has the weights of {one.run.name} in each of {common} versions"]
-        return True, [*lines, *(f"although {each}" for each in found)]
+        return True, [*lines, *(f"although {each}" for each in all_differences)]
     step = "before the first step" if at == 0 else f"at step {at}"
     lines = [
         f"{other.run.name} first differs from {one.run.name} {step} (version {at} of {common})"
     ]
-    return False, [*lines, *(f"because {each}" for each in found or [_unrecorded(one.recipe)])]
+    return False, [
+        *lines,
+        *(f"because {each}" for each in all_differences or [_unrecorded(one.recipe)]),
+    ]
 
 
 def _unrecorded(recipe: Recipe) -> str:

@@ -200,22 +200,22 @@ class RunProgress:
 def read_progress(folder: Path) -> RunProgress:
     """Return the progress of a run; "interrupted" if it has neither ended nor is in progress."""
     try:
-        noted = RunProgress(**json.loads((folder / STATE_JSON).read_text()))
+        progress = RunProgress(**json.loads((folder / STATE_JSON).read_text()))
     except (OSError, ValueError, TypeError):
-        noted = RunProgress()
-    if noted.state in FINAL_STATES or in_progress(folder):
-        return noted
-    return RunProgress("interrupted", noted.step, noted.steps, noted.reward)
+        progress = RunProgress()
+    if progress.state in FINAL_STATES or in_progress(folder):
+        return progress
+    return RunProgress("interrupted", progress.step, progress.steps, progress.reward)
 
 
-def write_address(folder: Path, url: str, of: Service = "scheduler") -> None:
+def write_address(folder: Path, url: str, service: Service = "scheduler") -> None:
     """Note the address of a service of the run of `digenrl up` in ``folder``."""
-    (folder / f"{of}.url").write_text(url + "\n")
+    (folder / f"{service}.url").write_text(url + "\n")
 
 
-def last_address(folder: Path, of: Service = "scheduler") -> str:
+def last_address(folder: Path, service: Service = "scheduler") -> str:
     """Return the address that it had when the run was started last; empty if it had none."""
     try:
-        return (folder / f"{of}.url").read_text().strip()
+        return (folder / f"{service}.url").read_text().strip()
     except OSError:
         return ""

@@ -49,9 +49,9 @@ def run_store(run: Run, *, reads: bool = False) -> Iterator[bool]:
         brokers = plan_brokers(folder.resolve(), load_keys(folder))
         named = brokers.environment | brokers.secrets["client"] | brokers.owner
         [store] = [program for program in brokers.programs if program.name == STORE]
-        process, log, known = _start(store, folder / "logs" / f"{STORE}.log")
+        process, log, log_size = _start(store, folder / "logs" / f"{STORE}.log")
         try:
-            death = partial(_death, store, process, log, known)
+            death = partial(_death, store, process, log, log_size)
             asyncio.run(wait_ready(store, death=death))
             with noted_store(folder, named, is_live=False), _environment(named):
                 yield True
@@ -63,7 +63,7 @@ def run_store(run: Run, *, reads: bool = False) -> Iterator[bool]:
 def _start(store: Program, log: Path) -> "tuple[subprocess.Popen[bytes], Path, int]":
     """Start the store; return its process, its log, and the log's size before."""
     with log.open("ab") as file:
-        known = file.tell()
+        log_size = file.tell()
         process = subprocess.Popen(
             store.argv,
             stdin=subprocess.DEVNULL, stdout=file, stderr=file,
@@ -71,7 +71,7 @@ def _start(store: Program, log: Path) -> "tuple[subprocess.Popen[bytes], Path, i
             start_new_session=True,  # Ctrl-C ends the command, which then stops the store
             preexec_fn=die_with_parent if sys.platform == "linux" else None,
         )  # fmt: skip
-    return process, log, known
+    return process, log, log_size
 
 
 def _started_by_another(folder: Path, error: RunInProgress, *, reads: bool) -> dict[str, str]:
@@ -104,13 +104,13 @@ def _environment(named: Mapping[str, str]) -> Iterator[None]:
 
 
 def _death(
-    program: Program, process: "subprocess.Popen[bytes]", log: Path, known: int
+    program: Program, process: "subprocess.Popen[bytes]", log: Path, log_size: int
 ) -> Exception | None:
     """Return why the process has ended; None while it runs."""
     if process.poll() is None:
         return None
     why = f"{program.name} ended with status {process.returncode}: {reason_in(log)}"
-    return rejection(program, log, known) or Unavailable(why)
+    return rejection(program, log, log_size) or Unavailable(why)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -42,13 +42,13 @@ def answer(question: PlanRequest) -> dict[str, object]:
     from shared.recipe.recipe import stored_recipe
 
     try:
-        found = plan(
+        result = plan(
             stored_recipe(question.recipe.encode()), question.devices, profile=question.profile,
             staleness=question.staleness, host_gpus=question.host_gpus, hosts=question.hosts,
         )  # fmt: skip
     except UserError as error:
         return {"refused": str(error).removeprefix("--")}
-    return {"plan": plan_fields(found)}
+    return {"plan": plan_fields(result)}
 
 
 def main() -> None:

@@ -124,26 +124,26 @@ def forecast(
     costs = with_trace(costs, trace, use) if trace else with_weights(costs, recipe.model.folder)
     scoring = _scoring(recipe, costs, hosts)
     costs = _with_scoring(costs, scoring)
-    held, use, own = _own_split(recipe, costs, use, streams, hosts)
+    costs_with_memory, use, own = _own_split(recipe, costs, use, streams, hosts)
     schedule, decision = recipe.run_schedule, None
     if recipe.schedule.max_staleness == "auto":
-        decision = decide(recipe, held, own.split) or decide_at_start(recipe)
+        decision = decide(recipe, costs_with_memory, own.split) or decide_at_start(recipe)
         schedule = schedule.changed(max_staleness=decision.max_staleness)
         own = replace(own, schedule=own.schedule.changed(max_staleness=decision.max_staleness))
     simulated = better = None
     if timing:
-        simulated = _simulated(held, own)
+        simulated = _simulated(costs_with_memory, own)
         if scoring is not None:
             check_scoring(recipe, scoring, max(simulated.step_seconds, scoring.seconds))
         smallest = with_memory(costs, replace(use, fragment=1), streams)
         if own.schedule.mode in ("disaggregated", "fluid"):
             better = _faster(recipe, smallest, use, hosts, schedule, simulated.step_seconds)
     return Forecast(
-        recipe=recipe, profile=held, own=own, simulated=simulated, better=better,
-        needs=tuple(_needs(held, use, own)), hosts=hosts,
+        recipe=recipe, profile=costs_with_memory, own=own, simulated=simulated, better=better,
+        needs=tuple(_needs(costs_with_memory, use, own)), hosts=hosts,
         keeps_activations=recipe.trainer.gradient_checkpointing in (False, "selective"),
-        is_traced=trace is not None, staleness=decision, work=work_line(held, recipe),
-        scoring=scoring, pass_rows=tuple(rows_lines(held, use, own)),
+        is_traced=trace is not None, staleness=decision, work=work_line(costs_with_memory, recipe),
+        scoring=scoring, pass_rows=tuple(rows_lines(costs_with_memory, use, own)),
     )  # fmt: skip
 
 
@@ -161,14 +161,16 @@ def _own_split(
     """Return the recipe's own split, in fragments of the size that a run would choose."""
 
     def split(use: ModelUse) -> tuple[Profile, OwnSplit]:
-        held, remedy = with_memory(costs, use, streams), partial(would_fit, costs, use)
-        return held, own_split(recipe, held, hosts.devices, host_gpus=hosts.gpus, remedy=remedy)
+        costs_with_memory, remedy = with_memory(costs, use, streams), partial(would_fit, costs, use)
+        return costs_with_memory, own_split(
+            recipe, costs_with_memory, hosts.devices, host_gpus=hosts.gpus, remedy=remedy
+        )
 
-    held, own = split(replace(use, fragment=1))
-    use = replace(use, fragment=largest_fragment(held, own.split, own.schedule))
-    held, own = split(use)
-    check_host_memory(held, hosts, own.split)
-    return held, use, own
+    costs_with_memory, own = split(replace(use, fragment=1))
+    use = replace(use, fragment=largest_fragment(costs_with_memory, own.split, own.schedule))
+    costs_with_memory, own = split(use)
+    check_host_memory(costs_with_memory, hosts, own.split)
+    return costs_with_memory, use, own
 
 
 def _faster(
@@ -183,88 +185,88 @@ def _faster(
     return best if best.step_seconds < MAX_RELATIVE_SECONDS * step_seconds else None
 
 
-def lines(found: Forecast) -> Iterator[str]:
+def lines(expected: Forecast) -> Iterator[str]:
     """Describe a forecast for people."""
-    split, name = found.own.split, found.profile.name
+    split, name = expected.own.split, expected.profile.name
     who = f"generating {words(split.rollout)}, training {words(split.trainer)}"
     if not split.rollout:
         who = f"generating and training in turn: {words(split.trainer)}"
-    if found.simulated is not None:
+    if expected.simulated is not None:
         yield (
-            f"by the cost profile {name}: {found.step_seconds:.0f} s per step, devices "
-            f"{found.simulated.utilisation:.0%} at work; {who}"
+            f"by the cost profile {name}: {expected.step_seconds:.0f} s per step, devices "
+            f"{expected.simulated.utilisation:.0%} at work; {who}"
         )
-    if found.scoring is not None and found.step_seconds:
-        share = found.scoring.seconds / found.step_seconds
+    if expected.scoring is not None and expected.step_seconds:
+        share = expected.scoring.seconds / expected.step_seconds
         yield (
-            f"the networks of the rewards: {found.scoring.seconds:.3g} s per step ({share:.0%}) "
-            f"{found.scoring.place}"
+            f"the networks of the rewards: {expected.scoring.seconds:.3g} s per step ({share:.0%}) "
+            f"{expected.scoring.place}"
         )
-    yield from notes(found.profile.devices, found.hosts.devices)
-    if found.staleness is not None:
-        yield staleness_line(found.staleness)
-    if found.better is not None:
+    yield from notes(expected.profile.devices, expected.hosts.devices)
+    if expected.staleness is not None:
+        yield staleness_line(expected.staleness)
+    if expected.better is not None:
         yield (
-            f"faster on the same devices: {found.better.step_seconds:.0f} s per step with "
-            f"{as_toml(better_keys(found))}"
+            f"faster on the same devices: {expected.better.step_seconds:.0f} s per step with "
+            f"{as_toml(better_keys(expected))}"
         )
-    if found.simulated is not None:
-        yield found.work
-    yield from _memory_lines(found)
-    yield from found.pass_rows
-    if (line := encoding_line(found.recipe, found.profile)) is not None:
+    if expected.simulated is not None:
+        yield expected.work
+    yield from _memory_lines(expected)
+    yield from expected.pass_rows
+    if (line := encoding_line(expected.recipe, expected.profile)) is not None:
         yield line
 
 
-def _memory_lines(found: Forecast) -> Iterator[str]:
+def _memory_lines(expected: Forecast) -> Iterator[str]:
     """Describe the memory that devices and their hosts need."""
-    for need in found.needs:
+    for need in expected.needs:
         has = ", ".join(
-            f"{kind} has {found.profile.devices[kind].memory_gib:g}" for kind in need.pool
+            f"{kind} has {expected.profile.devices[kind].memory_gib:g}" for kind in need.pool
         )
-        how = "traced" if found.is_traced else "an estimate"
+        how = "traced" if expected.is_traced else "an estimate"
         yield f"memory to {need.words}, {how}: {need.needed}{has and f'; {has}'}"
-    host_memory = host_memory_line(found.profile, found.hosts, found.own.split)
+    host_memory = host_memory_line(expected.profile, expected.hosts, expected.own.split)
     if host_memory is not None:
         yield host_memory
-    if found.needs and found.keeps_activations and not found.is_traced:
+    if expected.needs and expected.keeps_activations and not expected.is_traced:
         yield (
             "memory to train assumes trainer.gradient_checkpointing = true; without it, the "
             "activations of a row take several times as much"
         )
 
 
-def as_dict(found: Forecast) -> dict[str, Any]:
+def as_dict(expected: Forecast) -> dict[str, Any]:
     """Describe a forecast for programs."""
-    own, simulated, better = found.own, found.simulated, found.better
+    own, simulated, better = expected.own, expected.simulated, expected.better
     return {
-        "profile": found.profile.name,
+        "profile": expected.profile.name,
         "rollout": dict(own.split.rollout),
         "trainer": dict(own.split.trainer),
-        "step_seconds": None if found.step_seconds is None else round(found.step_seconds, 3),
+        "step_seconds": None if expected.step_seconds is None else round(expected.step_seconds, 3),
         "utilisation": None if simulated is None else round(simulated.utilisation, 4),
-        "seconds_per_sample": sample_seconds(found.profile),
+        "seconds_per_sample": sample_seconds(expected.profile),
         "scoring": None
-        if found.scoring is None
-        else {"step_seconds": round(found.scoring.seconds, 3), "place": found.scoring.place},
-        "max_staleness": found.own.schedule.staleness_limit,
+        if expected.scoring is None
+        else {"step_seconds": round(expected.scoring.seconds, 3), "place": expected.scoring.place},
+        "max_staleness": expected.own.schedule.staleness_limit,
         "better": None
         if better is None
-        else {"step_seconds": round(better.step_seconds, 3), "recipe": better_keys(found)},
+        else {"step_seconds": round(better.step_seconds, 3), "recipe": better_keys(expected)},
         "memory_gib": {
             need.role: {
                 part: round(getattr(need.needed, part), 2)
                 for part in ("network", "text", "decoder", "trained", "peak", "total", "host")
             }
-            for need in found.needs
+            for need in expected.needs
         },
     }
 
 
-def better_keys(found: Forecast) -> dict[str, Any]:
+def better_keys(expected: Forecast) -> dict[str, Any]:
     """Return the recipe keys of the faster split."""
-    assert found.better is not None
-    return recipe_keys(found.better.split, found.better.schedule, recipe=found.recipe)
+    assert expected.better is not None
+    return recipe_keys(expected.better.split, expected.better.schedule, recipe=expected.recipe)
 
 
 def has_profile(recipe: Recipe) -> bool:
@@ -291,9 +293,11 @@ def _costs(recipe: Recipe, name: str | None, trace: Trace | None) -> Profile:
     """Return the profile of that name, or of the model's network, or a profile counted by a
     trace."""
     if name is None and trace is not None and trace.counted is not None and not has_profile(recipe):
-        made = traced_profile(recipe, trace)
-        plain = {key: getattr(made, key) for key in type(made).model_fields if key != "variants"}
-        return Profile(**plain, variant=made.variants["lora"])
+        traced = traced_profile(recipe, trace)
+        plain = {
+            key: getattr(traced, key) for key in type(traced).model_fields if key != "variants"
+        }
+        return Profile(**plain, variant=traced.variants["lora"])
     return load_profile(name or profile_for(recipe), recipe.model.trained)
 
 

@@ -100,8 +100,8 @@ def share_out(
     ordered = sorted(cards, key=lambda card: -(card.gib or 0.0))
     places, first = dict[str, ProcessPlacement](), 0
     for each in policies:
-        taken = tuple(ordered[first : first + each.cards])
-        places[each.process] = ProcessPlacement(taken, gib=each.gib or 0.0)
+        own_cards = tuple(ordered[first : first + each.cards])
+        places[each.process] = ProcessPlacement(own_cards, gib=each.gib or 0.0)
         first += each.cards
     books = [_CardBook.opened(card, policies, places) for card in cards]
     for part in parts:
@@ -127,12 +127,12 @@ class _CardBook:
         cls, card: Card, policies: Sequence[Policy], places: Mapping[str, ProcessPlacement]
     ) -> "_CardBook":
         owner = next((each for each in policies if card in places[each.process].cards), None)
-        there = None if card.gib is None else card.gib * MEMORY_SHARE
-        if owner is None or there is None:
-            return cls(card, None if owner is None else owner.process, there, there)
+        usable_gib = None if card.gib is None else card.gib * MEMORY_SHARE
+        if owner is None or usable_gib is None:
+            return cls(card, None if owner is None else owner.process, usable_gib, usable_gib)
         if owner.gib is None or owner.wanted_gib is None:
             return cls(card, owner.process, None, None)
-        return cls(card, owner.process, there - owner.gib, there - owner.wanted_gib)
+        return cls(card, owner.process, usable_gib - owner.gib, usable_gib - owner.wanted_gib)
 
     def enter(self, part: CardShare, gib: float | None) -> None:
         self.seconds, self.parts = self.seconds + part.seconds, self.parts + 1
@@ -150,8 +150,8 @@ def _placed(part: CardShare, books: Sequence[_CardBook]) -> ProcessPlacement:
         if able:
             best = min(able, key=_preference)
             best.enter(part, gib)
-            beside = () if best.policy is None else (best.policy,)
-            return ProcessPlacement((best.card,), beside, streams, gib or 0.0)
+            policies = () if best.policy is None else (best.policy,)
+            return ProcessPlacement((best.card,), policies, streams, gib or 0.0)
     return ProcessPlacement()
 
 

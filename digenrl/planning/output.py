@@ -56,8 +56,8 @@ def show_plan(advice: PlacementAdvice, console: Console) -> None:
         console.print(str(site), highlight=False, soft_wrap=True)
     console.print("to write into a recipe, in the same order:")
     for choice in _shown(planned.choices):
-        said = as_toml(_keys(advice, choice)) + _environment(advice, choice)
-        console.print(f"  {said}", highlight=False, soft_wrap=True)
+        text = as_toml(_keys(advice, choice)) + _environment(advice, choice)
+        console.print(f"  {text}", highlight=False, soft_wrap=True)
     for hosts, command in alike_hosts(_commands(advice, planned.best)):
         console.print(f"on {hosts}: {command}", highlight=False, soft_wrap=True)
     looked, simulated = planned.num_forecast, len(planned.choices)

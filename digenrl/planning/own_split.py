@@ -86,9 +86,9 @@ def _fastest(profile: Profile, devices: Devices, wanted: int, role: Role, size: 
         return fits(profile, kind, "rollout") is None, -getattr(profile.devices[kind], speed)
 
     for kind in sorted(able, key=order):
-        taken = min(devices[kind], wanted - sum(chosen.values()))
-        if taken >= size:
-            chosen[kind] = taken - taken % size
+        number = min(devices[kind], wanted - sum(chosen.values()))
+        if number >= size:
+            chosen[kind] = number - number % size
     return chosen
 
 

@@ -33,5 +33,5 @@ def _warning(profile: Profile, use: ModelUse, kind: str, role: Role, rows: int) 
     if rows >= wanted or few <= (1 + MAX_FEW_ROWS_COST) * more:
         return ""
     remedy = for_rows(profile, use, kind, role, wanted)
-    said = f"with {remedy}" if remedy else "which need more memory for each device"
-    return f"; training takes {few / more:.2f} times as long as in passes of {wanted}, {said}"
+    text = f"with {remedy}" if remedy else "which need more memory for each device"
+    return f"; training takes {few / more:.2f} times as long as in passes of {wanted}, {text}"

@@ -149,14 +149,14 @@ def placements(costs: Profile, use: ModelUse | None, devices: Devices) -> Iterat
         if shared is not whole and any(role == "member" for _, role in most):
             return
         for wanted in (shared, *generating(shared)):
-            profile, held = _on(costs, shared, wanted, list(present(devices)))
+            profile, profile_with_memory = _on(costs, shared, wanted, list(present(devices)))
             able = _able(profile, devices)
-            quantised, more = held.weights != use.weights, _rows(profile, able)
+            quantised, more = profile_with_memory.weights != use.weights, _rows(profile, able)
             better = (streamed and quantised) or rows < min(TARGET_ROWS, more)
             if wanted is whole or able > most or (better and able == most):
                 most, streamed = able, bool(profile.streaming) and not use.streams
                 rows = more
-                yield ModelPlacement(profile, held, keys(use, held))
+                yield ModelPlacement(profile, profile_with_memory, keys(use, profile_with_memory))
 
 
 def _rows(profile: Profile, able: set[tuple[str, Role]]) -> int:
@@ -182,8 +182,8 @@ def _on(
     if use.streams or not wanted.streams:
         return with_memory(costs, wanted), wanted
     resident = replace(wanted, streams=False)
-    held = with_memory(costs, resident)
-    small = [kind for kind in kinds if not speed(held, kind, "rollout")]
+    profile_with_memory = with_memory(costs, resident)
+    small = [kind for kind in kinds if not speed(profile_with_memory, kind, "rollout")]
     streaming = with_memory(costs, resident, small)
     able = [kind for kind in small if speed(streaming, kind, "rollout")]
     return with_memory(costs, resident, able), resident
@@ -203,21 +203,21 @@ def _held(placement: ModelPlacement, planned: PlanResult) -> Iterator[str]:
             continue
         streams = kind in profile.streaming
         needed = rollout_needs(memory, replace(use, streams=streams))
-        said = f"{kind} generates with {needed}; it has {device(profile, kind).memory_gib:g}"
+        line = f"{kind} generates with {needed}; it has {device(profile, kind).memory_gib:g}"
         if streams:
-            said += f"; {_pace(profile, kind, planned)}"
-        yield said
+            line += f"; {_pace(profile, kind, planned)}"
+        yield line
 
 
 def _pace(profile: Profile, kind: str, planned: PlanResult) -> str:
     size = planned.best.schedule.fixed_fragment or profile.shape.group_size
-    found = device(profile, kind)
-    computes = profile.step_seconds(size) / found.generation_speed
+    gpu = device(profile, kind)
+    computes = profile.step_seconds(size) / gpu.generation_speed
     waits = transfer_seconds(profile, kind, "rollout")
     slower = "which hides" if waits <= computes else "which does not hide"
     return (
         f"a step of {size} samples computes {computes:.2g} s, {slower} the {waits:.2g} s in which "
-        f"its weights come at {found.host_gb_per_second:g} GB/s"
+        f"its weights come at {gpu.host_gb_per_second:g} GB/s"
     )
 
 
@@ -225,14 +225,14 @@ def _not_taken(placement: ModelPlacement, planned: PlanResult, best: PlanResult)
     seconds, least = planned.best.step_seconds, best.best.step_seconds
     keys = placement.recipe_keys(planned.best.split, planned.best.schedule)
     name = f"with {as_toml(keys)}" if keys else "as it is"
-    told = (
+    text = (
         "slower"
         if seconds > least
         else "no faster"
         if seconds > MAX_RELATIVE_SECONDS * least
         else "faster"
     )
-    return f"{name}: {seconds:.4g} s per step, {told}"
+    return f"{name}: {seconds:.4g} s per step, {text}"
 
 
 def _left_out(planned: PlanResult, costs: Profile, use: ModelUse | None) -> Iterator[str]:
@@ -246,9 +246,12 @@ def _with_remedies(reason: str, costs: Profile, use: ModelUse | None, devices: D
     kinds = [kind for kind, count in devices.items() if count and kind in costs.devices]
     if use is None or not kinds:
         return reason
-    held, largest = with_memory(costs, use), max(kinds, key=lambda k: costs.devices[k].memory_gib)
+    profile_with_memory, largest = (
+        with_memory(costs, use),
+        max(kinds, key=lambda k: costs.devices[k].memory_gib),
+    )
     for role, words in WORDS.items():
         remedy = would_fit(costs, use, largest, role)
-        if remedy and not any(speed(held, kind, role) for kind in kinds):
+        if remedy and not any(speed(profile_with_memory, kind, role) for kind in kinds):
             reason += f"; to {words} on {largest}, {remedy}"
     return reason

@@ -113,12 +113,12 @@ def plan_split(
         raise UserError(_why_none(profile, devices, schedule, host_gpus))
 
     like = partial(_like, part, modes, can_say)
-    found = search(part.profile, candidates, like, effort, tags=schedule.fixed_tag is None)
-    best = _without_needless_help(part.profile, found[0], schedule)
+    results = search(part.profile, candidates, like, effort, tags=schedule.fixed_tag is None)
+    best = _without_needless_help(part.profile, results[0], schedule)
     return PlanResult(
         profile=profile, devices=devices, excluded=left_out, host_gpus=host_gpus,
         floor_seconds=floor_seconds(profile, devices),
-        choices=tuple(_choice(part, each) for each in (best, *found[1:])),
+        choices=tuple(_choice(part, each) for each in (best, *results[1:])),
         num_forecast=len({(str(each.split), each.size) for each in candidates}),
     )  # fmt: skip
 
@@ -159,13 +159,13 @@ def list_candidates(
     ))  # fmt: skip
 
 
-def _choice(part: RepresentativePart, found: SearchResult) -> PlannedSplit:
-    candidate = found.candidate
+def _choice(part: RepresentativePart, result: SearchResult) -> PlannedSplit:
+    candidate = result.candidate
     return PlannedSplit(
         split=part.whole_split(candidate.split),
-        schedule=part.whole_schedule(found.schedule),
+        schedule=part.whole_schedule(result.schedule),
         forecast_seconds=candidate.forecast.seconds,
-        simulated=found.simulated,
+        simulated=result.simulated,
         factor=part.factor,
         scheduler_seconds=candidate.scheduler_seconds,
     )
@@ -196,18 +196,18 @@ def _candidates(
         if _holds(profile, split, way, size)
     ]
 
-    found = [_candidate(part, split, size, way) for split, size, way in ways]
-    return sorted(found, key=lambda each: (each.seconds, -each.size))
+    candidates = [_candidate(part, split, size, way) for split, size, way in ways]
+    return sorted(candidates, key=lambda each: (each.seconds, -each.size))
 
 
 def _candidate(
     part: RepresentativePart, split: Split, size: int, schedule: RunSchedule
 ) -> Candidate:
     """Forecast a split in one fragment size, with the help that is forecast best."""
-    found = forecast(part.profile, split, size, schedule)
-    chosen = with_help(part.profile, split, schedule.changed(fragment_size=size), found.groups)
+    expected = forecast(part.profile, split, size, schedule)
+    chosen = with_help(part.profile, split, schedule.changed(fragment_size=size), expected.groups)
     busy = scheduler_seconds(part.profile, split, chosen, part.factor)
-    return Candidate(split, size, schedule, found, chosen, busy)
+    return Candidate(split, size, schedule, expected, chosen, busy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,14 +255,14 @@ def _why_none(
 ) -> str:
     roles: tuple[Role, Role] = ("rollout", "trainer")
     reasons = [fits(profile, kind, role) for kind in present(devices) for role in roles]
-    known = list(dict.fromkeys(reason for reason in reasons if reason is not None))
+    distinct = list(dict.fromkeys(reason for reason in reasons if reason is not None))
     splits = _splits(profile, devices, schedule)
     if splits and host_gpus is not None:
         reason = why_not(profile, splits[0], schedule)
         return f"no recipe says a split of {words(devices)}: {reason or 'fragments do not fit'}"
-    if not known:
+    if not distinct:
         return "one device cannot be split into rollout and trainer; give at least two"
-    return f"no split of {words(devices)} can both generate and train: {'; '.join(known)}"
+    return f"no split of {words(devices)} can both generate and train: {'; '.join(distinct)}"
 
 
 def with_help(profile: Profile, split: Split, schedule: RunSchedule, groups: int) -> RunSchedule:

@@ -51,9 +51,9 @@ def would_fit(profile: Profile, use: ModelUse, kind: str, role: Role) -> str:
     for each, does in _ways(use, role):
         needed = MEMORY_NEEDS[does](profile.memory, each)
         if needed.total <= has * MEMORY_SHARE:
-            said = keys(use, each)
-            said |= ONLY_TRAINS if does != role else {}
-            return f"it would take {needed.total:.3g} GiB with {as_toml(said)}"
+            remedy_keys = keys(use, each)
+            remedy_keys |= ONLY_TRAINS if does != role else {}
+            return f"it would take {needed.total:.3g} GiB with {as_toml(remedy_keys)}"
         if least is None or needed.total < least.total:
             least = needed
     return "" if least is None else f"no key makes it fit, {least.total:.3g} GiB are the least"
@@ -83,11 +83,11 @@ def _ways(use: ModelUse, role: Role) -> Iterator[tuple[ModelUse, Role]]:
     yield from ((each, does) for does in roles for each in sharing(use))
     if use.rank and use.ranks == 1:
         apart, forms = replace(use, encodes=False), ADAPTER_BASE_FORMS if use.base is None else ()
-        held = [replace(apart, base=form) for form in forms]
+        changes = [replace(apart, base=form) for form in forms]
         if not use.trainer_streams:
-            held.append(replace(apart, streams=True, trainer_streams=True))
-        yield from ((each, does) for does in roles for each in held)
-        yield from ((replace(each, fragment=1), does) for does in roles for each in held)
+            changes.append(replace(apart, streams=True, trainer_streams=True))
+        yield from ((each, does) for does in roles for each in changes)
+        yield from ((replace(each, fragment=1), does) for does in roles for each in changes)
 
 
 def generating(use: ModelUse) -> Iterator[ModelUse]:
@@ -100,9 +100,9 @@ def generating(use: ModelUse) -> Iterator[ModelUse]:
     if not use.rank or use.streams or use.weights is not None or use.base is not None:
         return
     quantised = (replace(apart, weights="int8"),) if use.can_weigh else ()
-    for held in (replace(apart, streams=True), *quantised):
-        yield held
-        yield replace(held, tiles=True)
+    for change in (replace(apart, streams=True), *quantised):
+        yield change
+        yield replace(change, tiles=True)
 
 
 def sharing(use: ModelUse) -> Iterator[ModelUse]:
@@ -113,11 +113,11 @@ def sharing(use: ModelUse) -> Iterator[ModelUse]:
 
 def keys(before: ModelUse, after: ModelUse) -> dict[str, Any]:
     """Return what to write into a recipe for one use in place of another."""
-    known = _keys(before)
-    found = {key: value for key, value in _keys(after).items() if value != known[key]}
-    if "trainer.shard_devices" in found:
-        return {"trainer.devices": after.ranks, **found}
-    return found
+    keys_before = _keys(before)
+    changed_keys = {key: value for key, value in _keys(after).items() if value != keys_before[key]}
+    if "trainer.shard_devices" in changed_keys:
+        return {"trainer.devices": after.ranks, **changed_keys}
+    return changed_keys
 
 
 def _keys(use: ModelUse) -> dict[str, Any]:

@@ -44,13 +44,15 @@ def recipe_keys(
         "schedule.mode": schedule.mode,
         "schedule.fragment_size": schedule.fixed_fragment or "auto",
     }
-    told = {"rollout.workers", "trainer.devices", "trainer.exchange"}
+    own_keys = {"rollout.workers", "trainer.devices", "trainer.exchange"}
     if lends:
         keys |= {"schedule.tag": schedule.tag or "off"}
-        told |= {"schedule.tag", "schedule.max_staleness"}
+        own_keys |= {"schedule.tag", "schedule.max_staleness"}
     if schedule.mode in ("disaggregated", "fluid"):
         keys |= {"schedule.max_staleness": schedule.staleness_limit}
-    return {key: value for key, value in keys.items() if key in told or value != _said(recipe, key)}
+    return {
+        key: value for key, value in keys.items() if key in own_keys or value != _said(recipe, key)
+    }
 
 
 def _said(recipe: Tables | None, key: str) -> Any:

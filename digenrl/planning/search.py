@@ -82,19 +82,19 @@ def search(
 
     ``tags``: whether the trainer's help is to be chosen.
     """
-    found: list[SearchResult] = []
+    results: list[SearchResult] = []
     names: set[str] = set()
 
     def simulated(candidate: Candidate) -> SearchResult:
         names.add(candidate.name)
         each = SearchResult(candidate, candidate.chosen, run(profile, candidate, candidate.chosen))
-        found.append(each)
+        results.append(each)
         return each
 
     left = effort - _best_forecasts(
         profile, candidates, simulated, effort * (1 - SHARE_FOR_NEIGHBOURS)
     )
-    best = min(found, key=_seconds)
+    best = min(results, key=_seconds)
     while True:
         better = None
         for variation in _near(profile, best.candidate, tags):
@@ -109,7 +109,7 @@ def search(
                 better = each
                 break
         if better is None:
-            return sorted(found, key=_seconds)
+            return sorted(results, key=_seconds)
         best = better
 
 
@@ -127,8 +127,8 @@ def run(profile: Profile, candidate: Candidate, schedule: RunSchedule) -> Simula
     )
 
 
-def _seconds(found: SearchResult) -> float:
-    return found.seconds
+def _seconds(result: SearchResult) -> float:
+    return result.seconds
 
 
 def _best_forecasts(
@@ -139,18 +139,18 @@ def _best_forecasts(
 ) -> float:
     """Simulate the best candidates, until the effort is spent or others cannot be as good; return
     the effort that it took."""
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     least, spent = math.inf, 0.0
     for candidate in candidates:
-        if sum(seen.values()) >= MAX_SIMULATED or candidate.seconds > least * PRUNE_FACTOR:
+        if sum(counts.values()) >= MAX_SIMULATED or candidate.seconds > least * PRUNE_FACTOR:
             break
         cost = _effort(profile, candidate)
         name = f"{candidate.schedule.mode} {candidate.split} {bool(candidate.forecast.groups)}"
         too_much = spent + cost > effort and math.isfinite(least)
         is_no_better = candidate.scheduler_seconds >= least
-        if seen[name] >= SIZES_PER_SPLIT or too_much or is_no_better:
+        if counts[name] >= SIZES_PER_SPLIT or too_much or is_no_better:
             continue
-        seen[name] += 1
+        counts[name] += 1
         spent += cost
         least = min(least, simulated(candidate).seconds)
     return spent

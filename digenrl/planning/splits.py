@@ -33,7 +33,7 @@ def splits(profile: Profile, devices: Devices) -> list[Split]:
     able = [kind for kind, count in devices.items() if count and any(_speeds(profile, kind))]
     able.sort(key=lambda kind: _order(profile, kind))
     ranks = profile.variant.ranks
-    found: dict[tuple[int, ...], Split] = {}
+    distinct: dict[tuple[int, ...], Split] = {}
     for index, kind in enumerate(able):
         for count in _counts(profile, kind, devices[kind]):
             numbers = [
@@ -42,8 +42,8 @@ def splits(profile: Profile, devices: Devices) -> list[Split]:
             ]
             split = _split(profile, able, numbers, devices)
             if split.rollout and split.trainer:
-                found.setdefault(tuple(numbers), split)
-    return list(found.values())
+                distinct.setdefault(tuple(numbers), split)
+    return list(distinct.values())
 
 
 def fluid_splits(profile: Profile, devices: Devices) -> list[Split]:
@@ -53,7 +53,7 @@ def fluid_splits(profile: Profile, devices: Devices) -> list[Split]:
     able = [kind for kind, count in devices.items() if count and any(_speeds(profile, kind))]
     able.sort(key=lambda kind: _order(profile, kind))
     may_be, ranks = [k for k in able if fits(profile, k, "member") is None], profile.variant.ranks
-    found: list[Split] = []
+    all_splits: list[Split] = []
     for first in range(len(may_be)):
         members = {kind: devices[kind] // ranks * ranks for kind in may_be[first:]}
         others = {
@@ -61,10 +61,12 @@ def fluid_splits(profile: Profile, devices: Devices) -> list[Split]:
             for kind in able
             if fits(profile, kind, "rollout") is None
         }
-        found.append(Split(present(others), present(members)))
+        all_splits.append(Split(present(others), present(members)))
     if ranks > 1:  # a device generates more than its part of a group does
-        found += [each for each in splits(profile, devices) if set(each.trainer) <= set(may_be)]
-    return [each for each in found if each.trainer]
+        all_splits += [
+            each for each in splits(profile, devices) if set(each.trainer) <= set(may_be)
+        ]
+    return [each for each in all_splits if each.trainer]
 
 
 def _speeds(profile: Profile, kind: str) -> tuple[float, float]:

@@ -34,7 +34,7 @@ def work_line(profile: Profile, recipe: Recipe) -> str:
     pace = f"{ratio:.1f} generate as fast as one trains"
     if ratio < 1:
         pace = f"{1 / ratio:.1f} train as fast as one generates"
-    shared = "".join(f"; {said}" for said in _shared(shape))
+    shared = "".join(f"; {text}" for text in _shared(shape))
     return (
         f"a sample takes {generates:.2f} rows of the network to generate and {trains:.2f} to train "
         f"({counted:.0%}, a backward pass counted as two); by the profile training is {share:.0%} "

@@ -62,13 +62,13 @@ def late(queues: Sequence[QueueView]) -> list[str]:
 
 def _skipped(steps: Sequence[StepFacts]) -> list[str]:
     """Return which steps were skipped because their gradient was not finite."""
-    found = [step.version for step in steps if step.metrics.get("skipped_not_finite")]
-    if not found:
+    versions = [step.version for step in steps if step.metrics.get("skipped_not_finite")]
+    if not versions:
         return []
-    number = f"{len(found)} of {len(steps)} steps were"
-    which = f"step {found[-1]} was" if len(found) == 1 else number
+    number = f"{len(versions)} of {len(steps)} steps were"
+    which = f"step {versions[-1]} was" if len(versions) == 1 else number
     return [
-        f"{which} not taken, since the gradient was not finite (the newest: {found[-1]}): try a "
+        f"{which} not taken, since the gradient was not finite (the newest: {versions[-1]}): try a "
         'smaller trainer.learning_rate, another model.attention, or model.dtype "bfloat16" for '
         '"float16"'
     ]

@@ -72,8 +72,8 @@ def load_at_end(recipe: Recipe | None, usage: Sequence[BatchUsage]) -> LoadView:
 
 
 def _median(seconds: Iterable[float | None]) -> float | None:
-    known = [each for each in seconds if each is not None]
-    return median(known) if known else None
+    numbers = [each for each in seconds if each is not None]
+    return median(numbers) if numbers else None
 
 
 def tag_at_end(recipe: Recipe | None, usage: Sequence[BatchUsage]) -> TagView:

@@ -140,8 +140,8 @@ def read(facts: RunFacts) -> RunReading:
 def _bottleneck(facts: RunFacts, schedule: ScheduleSummary, settings: set[str] | None) -> str:
     if facts.run.phase == "failed":  # its alarms name what helps
         return ""
-    found = bottleneck(schedule, facts.run.run, settings, fails=is_failing(facts))
-    return " ".join(filter(None, (found, slow_scorer(main_wait(schedule), facts.workers))))
+    text = bottleneck(schedule, facts.run.run, settings, fails=is_failing(facts))
+    return " ".join(filter(None, (text, slow_scorer(main_wait(schedule), facts.workers))))
 
 
 def slow_worker(
@@ -177,9 +177,9 @@ def device_times(usage: Sequence[BatchUsage]) -> dict[str, DeviceTimes]:
     sums: dict[str, dict[DeviceUse, float]] = {}
     for batch in usage:
         for device, uses in batch.devices.items():
-            found = sums.setdefault(device, {})
+            seconds_by_use = sums.setdefault(device, {})
             for use, seconds in uses.items():
-                found[use] = found.get(use, 0.0) + seconds
+                seconds_by_use[use] = seconds_by_use.get(use, 0.0) + seconds
     return {
         device: DeviceTimes(
             shares={use: seconds / whole for use, seconds in uses.items()},

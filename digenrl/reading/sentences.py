@@ -114,17 +114,17 @@ def bottleneck(
     if not use:
         return f"Rollout and trainer devices are at work {share:.0%} of their time."
     what, remedies = REMEDIES[use]
-    said = (
+    text = (
         f"Rollout and trainer devices are at work {share:.0%} of their time; most of the rest, "
         f"{schedule.bubbles[use]:.0%}, they wait {what}."
     )
     if settings is None:
-        return said
+        return text
     useful = ", or ".join(
         each.format(run=run) for each in remedies if not any(has in each for has in settings)
     )
     first = "first a mend of what fails, since each attempt takes its time again; then "
-    return f"{said} What may help: {first if fails else ''}{useful}."
+    return f"{text} What may help: {first if fails else ''}{useful}."
 
 
 def main_wait(schedule: ScheduleSummary) -> str:

@@ -167,7 +167,7 @@ def _rewards(recipe: Recipe) -> str:
 def _data(recipe: Recipe) -> str:
     path = recipe.data.prompts
     try:
-        known = f", {len(read_prompts(path))} prompts, sha256 `{digest(path)}`"
+        details = f", {len(read_prompts(path))} prompts, sha256 `{digest(path)}`"
     except UserError:  # not on this host, which needs only the held-out prompts
-        known = ""
-    return f"## Data\n\n`{path.name}`{known}"
+        details = ""
+    return f"## Data\n\n`{path.name}`{details}"

@@ -97,13 +97,13 @@ def read_network(folder: Path, networks: Sequence[str]) -> dict[str, Tensor]:
     Raises:
         UserError: if there is no network.
     """
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for network in networks:
         files, prefix = weight_files(folder / network), network_prefix(network, networks)
         if not files:
             raise UserError(f"--adapter: {folder / network} holds no safetensors file")
-        found |= {prefix + name: each for file in files for name, each in _read(file).items()}
-    return found
+        tensors |= {prefix + name: each for file in files for name, each in _read(file).items()}
+    return tensors
 
 
 def read_adapter(path: Path, recipe: Recipe) -> tuple[dict[str, Tensor], Recipe]:

@@ -107,11 +107,11 @@ async def _version(store: ObjectStore, recipe: Recipe, version: WantedVersion) -
         version = await _best(store, recipe)
     if version == "newest":
         return chain[-1]
-    found = next((each for each in chain if each.policy.version == version), None)
-    if found is None:
+    record = next((each for each in chain if each.policy.version == version), None)
+    if record is None:
         newest = chain[-1].policy.version
         raise UserError(f"--version: there is no version {version}; the newest is {newest}")
-    return found
+    return record
 
 
 async def _best(store: ObjectStore, recipe: Recipe) -> int:
@@ -151,10 +151,10 @@ async def _kept(store: ObjectStore, recipe: Recipe) -> str:
     """Describe which versions' weights are kept, and which is the best of them, within a
     sentence."""
     run = recipe.run.name
-    there = set(await store.keys(weights_folder(run)))
+    keys = set(await store.keys(weights_folder(run)))
     kept = [
         record.policy.version for record in await commit_chain(store, run)
-        if record.learned.ref.key in there
+        if record.learned.ref.key in keys
     ]  # fmt: skip
     return kept_in_words(kept, await ranked_versions(store, recipe))
 
@@ -169,8 +169,8 @@ def kept_in_words(kept: list[int], ranked: list[int]) -> str:
     'those of 0, 4 to 5 are; of these `--version 5` has the best evaluation; '
     """
     best = next((each for each in ranked if each in kept), None)
-    said = f"those of {_ranges(kept)} are; " if kept else ""
-    return said if best is None else f"{said}of these `--version {best}` has the best evaluation; "
+    text = f"those of {_ranges(kept)} are; " if kept else ""
+    return text if best is None else f"{text}of these `--version {best}` has the best evaluation; "
 
 
 def _ranges(numbers: list[int]) -> str:
@@ -179,9 +179,9 @@ def _ranges(numbers: list[int]) -> str:
     >>> _ranges([0, 3, 4, 5, 9])
     '0, 3 to 5, 9'
     """
-    found = []
+    ranges = []
     for _, run in groupby(enumerate(numbers), key=lambda each: each[1] - each[0]):
         members = [number for _, number in run]
         more = f" to {members[-1]}" if len(members) > 1 else ""
-        found.append(f"{members[0]}{more}")
-    return ", ".join(found)
+        ranges.append(f"{members[0]}{more}")
+    return ", ".join(ranges)

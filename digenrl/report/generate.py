@@ -65,9 +65,9 @@ def _sources(
         )
     if images and not takes_image:
         raise UserError(f"--image: {recipe.model.folder} takes no image; leave it out")
-    found: list[bytes | None] = [_picture(path) for path in images]
-    found = found or [None]
-    return found * (len(prompts) // len(found))
+    pictures: list[bytes | None] = [_picture(path) for path in images]
+    pictures = pictures or [None]
+    return pictures * (len(prompts) // len(pictures))
 
 
 def _picture(path: Path) -> bytes:

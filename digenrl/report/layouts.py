@@ -53,9 +53,9 @@ def adapter_files(
     config = _config(tensors, recipe)
     match layout:
         case Layout.diffusers:
-            said = json.dumps({PREFIX + key: config[key] for key in sorted(config)})
+            metadata = json.dumps({PREFIX + key: config[key] for key in sorted(config)})
             named = {PREFIX + name: tensor for name, tensor in tensors.items()}
-            return {FILES[network]: _file(named, {METADATA_KEY: said})}
+            return {FILES[network]: _file(named, {METADATA_KEY: metadata})}
         case Layout.peft:
             if network != HIGH:
                 raise UserError(
@@ -63,10 +63,10 @@ def adapter_files(
                     "choose diffusers, comfyui or kohya"
                 )
             named = {f"base_model.model.{name}": tensor for name, tensor in tensors.items()}
-            beside = {"peft_type": "LORA", "init_lora_weights": True, **config}
+            peft_config = {"peft_type": "LORA", "init_lora_weights": True, **config}
             return {
                 PEFT_FILE: _file(named, {}),
-                PEFT_CONFIG: json.dumps(beside, indent=2, sort_keys=True).encode() + b"\n",
+                PEFT_CONFIG: json.dumps(peft_config, indent=2, sort_keys=True).encode() + b"\n",
             }
         case Layout.comfyui | Layout.kohya:
             named = dict(_native(tensors, recipe, network, layout))

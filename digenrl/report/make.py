@@ -166,8 +166,8 @@ class Report:
             if self.recipe.trainer.ema is not None:
                 trained = await trained_weights(self.store, last)
                 self.not_averaged = await evaluator.quality_of(trained)
-        found = await evaluator.evaluations.read_all()
-        self.evaluated = [each for each in found if each.version <= last.policy.version]
+        evaluations = await evaluator.evaluations.read_all()
+        self.evaluated = [each for each in evaluations if each.version <= last.policy.version]
         self.num_held_out = len(held_out_rows(self.recipe))
 
     async def _draw(self, summary: Summary) -> None:

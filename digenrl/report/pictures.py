@@ -68,14 +68,14 @@ def draw_curve(path: Path, chain: list[CommitRecord], summary: Summary) -> None:
 def _draw_accuracies(axes: Any, summary: Summary) -> None:
     measured = [quality for quality in (summary.before, summary.after) if quality is not None]
     pairs = {name: [getattr(each, field) for each in measured] for field, name in BARS.items()}
-    known = {name: pair for name, pair in pairs.items() if pair and None not in pair}
-    places = np.arange(len(known))
+    complete = {name: pair for name, pair in pairs.items() if pair and None not in pair}
+    places = np.arange(len(complete))
     for offset, colour, label in ((-0.2, BEFORE, "before"), (0.2, AFTER, "after")):
-        heights = [pair[label == "after"] or 0.0 for pair in known.values()]
+        heights = [pair[label == "after"] or 0.0 for pair in complete.values()]
         bars = axes.bar(places + offset, heights, 0.38, color=colour, label=label)
         axes.bar_label(bars, fmt="%.2f", fontsize=7)
-    axes.set_xticks(places, list(known), fontsize=8, rotation=20)
-    if all(0 <= (value or 0.0) <= 1 for pair in known.values() for value in pair):
+    axes.set_xticks(places, list(complete), fontsize=8, rotation=20)
+    if all(0 <= (value or 0.0) <= 1 for pair in complete.values() for value in pair):
         axes.set_ylim(0, 1.15)
     axes.set_title(f"{evaluated_on(summary.num_held_out)}, same seeds", fontsize=10)
     axes.legend(fontsize=8, loc="upper left", ncols=2)
@@ -133,14 +133,14 @@ def _edits(prompts: list[str], sources: Pixels) -> list[int]:
     """List the samples that are shown: of each prompt the first of unlike images, prompts in
     turn."""
     of_prompt: dict[str, list[int]] = {}
-    seen: set[tuple[str, bytes]] = set()
+    pairs: set[tuple[str, bytes]] = set()
     for index, prompt in enumerate(prompts):
         which = (prompt, sources[index].tobytes())
-        if which not in seen:
-            seen.add(which)
+        if which not in pairs:
+            pairs.add(which)
             of_prompt.setdefault(prompt, []).append(index)
     each = max(1, EDITS // max(1, len(of_prompt)))
-    return [index for found in of_prompt.values() for index in found[:each]][:EDITS]
+    return [index for indices in of_prompt.values() for index in indices[:each]][:EDITS]
 
 
 def _frame_wrong(axes: Any, side_of: SampleSet, columns: list[list[int]]) -> None:
@@ -218,9 +218,9 @@ def make_curves(records: Sequence[EvaluationRecord]) -> dict[str, list[float]]:
         if all(name in record.quality.gold for record in records):
             curves[f"gold: {name}"] = [record.quality.gold[name] for record in records]
     judged = [record.quality.gold_accuracy for record in records]
-    known = [share for share in judged if share is not None]
-    if len(known) == len(records):
-        curves["gold accuracy"] = known
+    shares = [share for share in judged if share is not None]
+    if len(shares) == len(records):
+        curves["gold accuracy"] = shares
     return curves
 
 

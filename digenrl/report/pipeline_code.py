@@ -56,7 +56,7 @@ def usage(recipe: Recipe, prompt: str, negative: str | None = None) -> str:
         arguments = {"image": 'Image.open("source.png")', **arguments, **_unscaled(model)}
     if takes_sigmas := family.takes_sigmas:
         arguments["sigmas"] = "sigmas"
-    made, taken = ("video", "frames[0]") if makes_videos(model) else ("image", "images[0]")
+    variable, result = ("video", "frames[0]") if makes_videos(model) else ("image", "images[0]")
     base = base_model(model)
     where = "" if "/" in base else "  # the base model's folder"
     return "\n".join([
@@ -74,10 +74,10 @@ def usage(recipe: Recipe, prompt: str, negative: str | None = None) -> str:
         "pipeline.scheduler = FlowMatchEulerDiscreteScheduler()",
         *([] if takes_sigmas else [_GIVEN]),
         *_settings(model),
-        f"{made} = pipeline(",
+        f"{variable} = pipeline(",
         f"    prompt={json.dumps(prompt, ensure_ascii=False)},",
         *(f"    {name}={value}," for name, value in arguments.items()),
-        f").{taken}",
+        f").{result}",
     ])  # fmt: skip
 
 
@@ -148,12 +148,12 @@ def _negative(recipe: Recipe, own: str | None) -> dict[str, object]:
     model, text = recipe.model, negative_prompt(recipe) if own is None else own
     if not text or no_negative(recipe):
         return {}
-    said = json.dumps(text, ensure_ascii=False)
+    value = json.dumps(text, ensure_ascii=False)
     if find_family(model.folder).pipeline == "Flux2KleinPipeline":  # takes its embedding alone
         tokens = text_tokens(model.folder, model.text_tokens)
-        said = f"pipeline.encode_prompt({said}, max_sequence_length={tokens})[0]"
-        return {"negative_prompt_embeds": said}
-    return {"negative_prompt": said}
+        value = f"pipeline.encode_prompt({value}, max_sequence_length={tokens})[0]"
+        return {"negative_prompt_embeds": value}
+    return {"negative_prompt": value}
 
 
 def _settings(model: Model) -> Iterator[str]:
@@ -170,5 +170,5 @@ def _settings(model: Model) -> Iterator[str]:
 
 def _read(path: Path) -> dict[str, Any]:
     """Read a JSON file; a missing file gives an empty dict."""
-    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return found
+    config: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return config

@@ -70,12 +70,12 @@ class Unencoded(Family):
         """Returns tensors (1, ...) of zeros; nothing is read. If texts have their own lengths, the
         two prompts differ by one token, as in a run, so that peaks are those for two prompts of
         full length."""
-        found = self.zeros(self.tokens, self.size)
+        tensors = self.zeros(self.tokens, self.size)
         if self.spec.forwards(guidance) == 2:
             shorter = self.tokens - (not self.pads_text)
             empty = self.zeros(shorter, self.size).items()
-            found |= {NEGATIVE + name: each for name, each in empty if not name.startswith(IMAGE)}
-        return found
+            tensors |= {NEGATIVE + name: each for name, each in empty if not name.startswith(IMAGE)}
+        return tensors
 
     def zeros(self, tokens: int, size: Mapping[str, int]) -> dict[str, Tensor]:
         """Return the conditions (1, ...) of a prompt of this many tokens for a sample of that
@@ -185,13 +185,13 @@ def shard_fakes(recipe: Recipe, model: FakeModel, mesh: DeviceMesh) -> FakeModel
 
 def text_bytes(folder: Path, dtype: str) -> dict[str, int]:
     """Returns the bytes of each text encoder's weights, held as ``dtype``."""
-    found = {}
+    sizes = {}
     quiet_diffusers()
-    for name, made in PartConfig(folder / "model_index.json").items():
+    for name, entry in PartConfig(folder / "model_index.json").items():
         is_text = name.startswith("text_encoder") or name in ("connectors", "image_encoder")
-        if is_text and isinstance(made, list) and all(made):
-            found[name] = _num_weights(folder / name, *made) * ITEM_BYTES[dtype]
-    return found
+        if is_text and isinstance(entry, list) and all(entry):
+            sizes[name] = _num_weights(folder / name, *entry) * ITEM_BYTES[dtype]
+    return sizes
 
 
 def linear_bytes(network: nn.Module, dtype: str) -> int:
@@ -230,15 +230,15 @@ def _local(tensor: Any) -> Tensor:
     return local
 
 
-def _num_weights(folder: Path, library: str, made: str) -> int:
+def _num_weights(folder: Path, library: str, class_name: str) -> int:
     import transformers
 
     if library != "transformers":  # a part of a pipeline, whose module diffusers names
-        build = resolve_name(f"diffusers.pipelines.{library}:{made}")
+        build = resolve_name(f"diffusers.pipelines.{library}:{class_name}")
         with torch.device("meta"):
             part = build.from_config(dict(PartConfig(folder / "config.json")))
         return sum(each.numel() for each in part.parameters())
-    build = getattr(transformers, made)
+    build = getattr(transformers, class_name)
     try:
         config = build.config_class.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
@@ -271,8 +271,10 @@ def _build_part(folder: Path, part: str) -> Any:
     quiet_diffusers()  # a configuration may have keys that no network takes
     import diffusers
 
-    made = PartConfig(folder / "model_index.json")[part][1]
-    return getattr(diffusers, made).from_config(dict(PartConfig(folder / part / "config.json")))
+    class_name = PartConfig(folder / "model_index.json")[part][1]
+    return getattr(diffusers, class_name).from_config(
+        dict(PartConfig(folder / part / "config.json"))
+    )
 
 
 def as_loaded(module: Any, dtype: torch.dtype) -> Any:

@@ -95,9 +95,9 @@ class DeviceMemory:
             "what is trained": self.trained,
             "at work": self.peak,
         }
-        told = " + ".join(f"{name} {gib:.1f}" for name, gib in parts.items() if gib)
+        text = " + ".join(f"{name} {gib:.1f}" for name, gib in parts.items() if gib)
         besides = f", and {self.host:.1f} GiB of its host's memory" if self.host else ""
-        return f"{self.total:.1f} GiB ({told}){besides}"
+        return f"{self.total:.1f} GiB ({text}){besides}"
 
 
 def rollout_needs(memory: Memory, use: ModelUse) -> DeviceMemory:

@@ -61,11 +61,11 @@ class Section:
 
     def flops(self, *phases: Phase) -> dict[str, int]:
         """Returns operations by type, of these phases."""
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for (phase, dtype), number in self.operations.items():
             if phase in phases:
-                found[dtype] += number
-        return dict(sorted(found.items()))
+                counts[dtype] += number
+        return dict(sorted(counts.items()))
 
 
 class Meter(TorchDispatchMode):
@@ -102,11 +102,11 @@ class Meter(TorchDispatchMode):
     @contextmanager
     def section(self, base: int) -> Iterator[Section]:
         """Measures the work in it; its peak is that beyond ``base``, which lived at some time."""
-        found = Section()
+        new_section = Section()
         self._peak, self._operations, self._launches = self.live, Counter(), 0
-        yield found
-        found.peak_bytes, found.operations = self._peak - base, self._operations
-        found.launches = self._launches
+        yield new_section
+        new_section.peak_bytes, new_section.operations = self._peak - base, self._operations
+        new_section.launches = self._launches
 
     def __torch_dispatch__(
         self,

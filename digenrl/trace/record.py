@@ -167,9 +167,9 @@ class Trace(Record):
 
     @property
     def training(self) -> Training:
-        found = self.sharded.training if self.sharded else self.train
-        assert found is not None
-        return found
+        trace = self.sharded.training if self.sharded else self.train
+        assert trace is not None
+        return trace
 
     def denoise_peak(self, samples: int) -> float:
         """Return the peak of a denoising step of this many samples, beyond the weights."""

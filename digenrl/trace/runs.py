@@ -141,8 +141,8 @@ class FakeRun:
     def running(self) -> Iterator[Meter]:
         """Surrounds work with the model, whose weights count as nothing."""
         masters = self.model.policy.trained.masters.values()
-        for held in (self.model.network, self.model.decoder, nn.ParameterList(masters)):
-            self.meter.hold(held)
+        for module in (self.model.network, self.model.decoder, nn.ParameterList(masters)):
+            self.meter.hold(module)
         with self.fakes, self.meter:
             yield self.meter
 

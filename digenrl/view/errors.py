@@ -44,14 +44,14 @@ def _problem_of(status: int) -> Tell:
 
 def _shown(tell: Tell, render: Render) -> Callable[[Request, Exception], Awaitable[Response]]:
     async def show(request: Request, error: Exception) -> Response:
-        told = tell(request, error)
+        response = tell(request, error)
         if not _wants_page(request):
-            return told
+            return response
         try:
-            page = await render(request, "error", sentence=_sentence(request, told))
+            page = await render(request, "error", sentence=_sentence(request, response))
         except tuple(STORE_FAULT_STATUS):
-            return told  # the frame needs the store as well
-        page.status_code = told.status_code
+            return response  # the frame needs the store as well
+        page.status_code = response.status_code
         return page
 
     return show
@@ -62,8 +62,8 @@ def _wants_page(request: Request) -> bool:
     return is_asked and not request.url.path.startswith(API_PREFIXES)
 
 
-def _sentence(request: Request, told: JSONResponse) -> str:
-    detail = str(json.loads(bytes(told.body))["detail"])
+def _sentence(request: Request, response: JSONResponse) -> str:
+    detail = str(json.loads(bytes(response.body))["detail"])
     if detail == HTTPStatus.NOT_FOUND.phrase:
         return f"There is no page {request.url.path}."
     return f"{detail[:1].upper()}{detail[1:]}."

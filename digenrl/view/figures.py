@@ -39,25 +39,25 @@ def samples_of(history: RunHistory, version: int | None) -> dict[str, Any]:
     if not history.evaluations:
         return {"pairs": [], "chosen": None, "evaluated": []}
     first = history.evaluations[0]
-    known = {each.version: each for each in history.evaluations}
-    if version is not None and version not in known:
+    evaluations = {each.version: each for each in history.evaluations}
+    if version is not None and version not in evaluations:
         raise HTTPException(404, f"version {version} was not evaluated")
-    chosen = history.evaluations[-1] if version is None else known[version]
+    chosen = history.evaluations[-1] if version is None else evaluations[version]
     each_prompt = max(
         1, MAX_SHOWN_SAMPLES // max(1, len({sample.prompt for sample in chosen.samples}))
     )
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     pairs: list[dict[str, Any]] = []
     for before, after in zip(first.samples, chosen.samples, strict=True):
-        seen[after.prompt] = seen.get(after.prompt, 0) + 1
-        if seen[after.prompt] <= each_prompt and len(pairs) < MAX_SHOWN_SAMPLES:
+        counts[after.prompt] = counts.get(after.prompt, 0) + 1
+        if counts[after.prompt] <= each_prompt and len(pairs) < MAX_SHOWN_SAMPLES:
             pairs.append({
                 "prompt": after.prompt, "right": after.right,
                 "source": None if after.source is None else _name(after.source.key),
                 "before": _name(before.still.key), "after": _name(after.still.key),
                 "video": _name(after.media.key) if after.media != after.still else None,
             })  # fmt: skip
-    return {"pairs": pairs, "chosen": chosen.version, "evaluated": sorted(known)}
+    return {"pairs": pairs, "chosen": chosen.version, "evaluated": sorted(evaluations)}
 
 
 def sample_of(group: Sequence[SampleHistory], number: int) -> dict[str, Any] | None:
@@ -65,15 +65,15 @@ def sample_of(group: Sequence[SampleHistory], number: int) -> dict[str, Any] | N
     if not 0 <= number < len(group):
         return None
     one, ranked = group[number], sorted(group, key=lambda each: rank(each.reward, worst=True))
-    known = [each.reward for each in group if each.reward is not None]
+    rewards = [each.reward for each in group if each.reward is not None]
     scores = {name: [each.scores.get(name) for each in group] for name in one.scores}
     means = {
-        name: fmean(found) for name, every in scores.items()
-        if (found := [score for score in every if score is not None])
+        name: fmean(numbers) for name, every in scores.items()
+        if (numbers := [score for score in every if score is not None])
     }  # fmt: skip
     return {
         "one": one, "ranked": ranked, "place": ranked.index(one) + 1, "score_means": means,
-        "mean": fmean(known) if known else None, "spread": pstdev(known) if known else None,
+        "mean": fmean(rewards) if rewards else None, "spread": pstdev(rewards) if rewards else None,
     }  # fmt: skip
 
 

@@ -25,16 +25,16 @@ LINKS = {
 
 def templates() -> Environment:
     """Return the templates of the page, with their filters for numbers and sentences."""
-    found = Environment(
+    environment = Environment(
         loader=PackageLoader("digenrl.view"), undefined=StrictUndefined,
         autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True, finalize=_shown,
     )  # fmt: skip
-    found.globals |= {
+    environment.globals |= {
         each.__name__: each
         for each in (describe_shortage, describe_work, drained_counts, time_left, worker_counts)
     }
-    found.filters |= {"figure": figure, "linked": linked}
-    return found
+    environment.filters |= {"figure": figure, "linked": linked}
+    return environment
 
 
 def _shown(value: object) -> object:

@@ -72,7 +72,7 @@ class RewardApp:
                 tasks.create_task(self._work(tasks))
 
     async def _work(self, tasks: asyncio.TaskGroup) -> None:
-        queue = self._bus.queue(subjects.TRAJ, "reward", of=FragmentGenerated)
+        queue = self._bus.queue(subjects.TRAJ, "reward", kind=FragmentGenerated)
         while True:
             async with contextlib.AsyncExitStack() as stack:
                 if self._worker.progress.hangs(
@@ -178,20 +178,20 @@ class RewardApp:
         edited = None if source is None else load_source(source, images, self._background)
         metadata = [scorer_inputs(event.prompt, edited)] * len(images)
         is_last = event.fragment.attempt >= limits.LAST_ATTEMPT
-        found: dict[str, ScoringOutcome] = {}
+        outcomes: dict[str, ScoringOutcome] = {}
         for scorer in self._scorers:
             began = time.monotonic()
             try:
-                found[scorer.name] = score_each(scorer, images, metadata, may_all_fail=is_last)
+                outcomes[scorer.name] = score_each(scorer, images, metadata, may_all_fail=is_last)
             finally:
                 spent = self._spent.get(scorer.name, 0.0) + time.monotonic() - began
                 self._spent[scorer.name] = spent
         self._num_scored += len(images)
-        self._seen = {name: ranged(self._seen.get(name), each) for name, each in found.items()}
+        self._seen = {name: ranged(self._seen.get(name), each) for name, each in outcomes.items()}
         if len(self._scorers) > 1:
             same = always_same(self._seen) if self._num_scored >= MIN_SAMPLES_FOR_WARNING else ""
             self._worker.remark = spent_by(self._spent, self._num_scored) + same
-        return found
+        return outcomes
 
     async def _bury(self, event: FragmentGenerated, outcomes: Mapping[str, ScoringOutcome]) -> None:
         """Report why samples have no score."""
@@ -215,14 +215,14 @@ class RewardApp:
         )
 
 
-def ranged(seen: tuple[float, float] | None, outcome: ScoringOutcome) -> tuple[float, float]:
+def ranged(bounds: tuple[float, float] | None, outcome: ScoringOutcome) -> tuple[float, float]:
     """Return the lowest and the highest score so far; infinities the wrong way round before one."""
-    low, high = seen or (math.inf, -math.inf)
-    known = [score for score in outcome.scores if score is not None]
-    return min([low, *known]), max([high, *known])
+    low, high = bounds or (math.inf, -math.inf)
+    scores = [score for score in outcome.scores if score is not None]
+    return min([low, *scores]), max([high, *scores])
 
 
-def always_same(seen: Mapping[str, tuple[float, float]]) -> str:
+def always_same(ranges: Mapping[str, tuple[float, float]]) -> str:
     """Return which scorers teach nothing, since all samples have the same score.
 
     >>> always_same({"proxy": (0.1, 0.9), "mine": (0.0, 0.0)})
@@ -230,7 +230,7 @@ def always_same(seen: Mapping[str, tuple[float, float]]) -> str:
     """
     return "".join(
         f"; {name} gives every sample {low:g}, which teaches nothing"
-        for name, (low, high) in seen.items() if low == high
+        for name, (low, high) in ranges.items() if low == high
     )  # fmt: skip
 
 
@@ -258,10 +258,10 @@ def weighted_sum(
 
 
 def _weighted(scores: Sequence[float | None], weights: Sequence[float]) -> float | None:
-    known = [score for score in scores if score is not None]
-    if len(known) < len(scores):
+    numbers = [score for score in scores if score is not None]
+    if len(numbers) < len(scores):
         return None
-    total = math.fsum(weight * score for weight, score in zip(weights, known, strict=True))
+    total = math.fsum(weight * score for weight, score in zip(weights, numbers, strict=True))
     if abs(total) > MAX_SCORE:
         raise ContractError(
             f"a weighted sum of scores of {total:g}; at most {MAX_SCORE:g}: make the weights of "

@@ -152,8 +152,8 @@ def kind_named(type: str, field: str = "reward.scorers") -> ScorerKind:
     if type in KINDS:
         return KINDS[type]
     if type not in brought():
-        known = ", ".join(sorted({*KINDS, *brought()}))
-        raise UserError(f"{field}.type: no scorer is called {type!r}; known are: {known}")
+        names = ", ".join(sorted({*KINDS, *brought()}))
+        raise UserError(f"{field}.type: no scorer is called {type!r}; known are: {names}")
     return _loaded(brought()[type], field)
 
 
@@ -172,15 +172,15 @@ def scorer_network(type: str, folder: Path | None) -> Network | None:
 
 def _loaded(point: EntryPoint, field: str) -> ScorerKind:
     try:
-        found: Any = point.load()
+        loaded: Any = point.load()
     except Exception as error:  # a package is anybody's code
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(
             f"{field}.type: {point.name} of {package_name(point)} cannot be imported: {reason}"
         ) from error
-    if isinstance(found, ScorerKind):
-        return found
-    if callable(getattr(found, "score", None)):
+    if isinstance(loaded, ScorerKind):
+        return loaded
+    if callable(getattr(loaded, "score", None)):
         return ScorerKind(point.value, extra="")
     raise UserError(
         f"{field}.type: {point.name} of {package_name(point)} is {point.value}, which is neither a "

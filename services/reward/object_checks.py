@@ -95,16 +95,18 @@ def _read(key: str, text: object) -> tuple[WantedObjects, ...]:
         raise ValueError(f"metadata.{key}: is no JSON list, as a text ({error})") from error
 
 
-def share_met(wanted: Requirements, found: Sequence[DetectedObject]) -> float:
+def share_met(wanted: Requirements, objects: Sequence[DetectedObject]) -> float:
     """Return the share, from 0 to 1, of the conditions that the objects of an image meet."""
-    results = [*_included(wanted.include, found), *_left_out(wanted.exclude, found)]
+    results = [*_included(wanted.include, objects), *_left_out(wanted.exclude, objects)]
     return math.fsum(results) / len(results)
 
 
-def _included(include: Sequence[WantedObjects], found: Sequence[DetectedObject]) -> Iterator[bool]:
+def _included(
+    include: Sequence[WantedObjects], objects: Sequence[DetectedObject]
+) -> Iterator[bool]:
     groups: list[Sequence[DetectedObject] | None] = []
     for each in include:
-        best = _most_certain(each.name, found)[: each.count]
+        best = _most_certain(each.name, objects)[: each.count]
         results = [len(best) >= each.count]
         if each.color is not None:
             in_colour = sum(one.colour == each.color for one in best)
@@ -116,14 +118,16 @@ def _included(include: Sequence[WantedObjects], found: Sequence[DetectedObject])
         yield from results
 
 
-def _left_out(exclude: Sequence[WantedObjects], found: Sequence[DetectedObject]) -> Iterator[bool]:
+def _left_out(
+    exclude: Sequence[WantedObjects], objects: Sequence[DetectedObject]
+) -> Iterator[bool]:
     for each in exclude:
-        yield len(_most_certain(each.name, found)) < each.count
+        yield len(_most_certain(each.name, objects)) < each.count
 
 
-def _most_certain(name: str, found: Sequence[DetectedObject]) -> list[DetectedObject]:
+def _most_certain(name: str, objects: Sequence[DetectedObject]) -> list[DetectedObject]:
     """Return the objects of a class, the surest first."""
-    return sorted((one for one in found if one.name == name), key=lambda one: -one.score)
+    return sorted((one for one in objects if one.name == name), key=lambda one: -one.score)
 
 
 def _all_stand(

@@ -17,8 +17,8 @@ def wanted_text(metadata: Mapping[str, object]) -> str:
     Raises:
         ValueError: if the prompt has no text.
     """
-    found = QUOTED_TEXT.search(str(metadata.get("prompt", "")))
-    text = metadata.get("text", found.group(1) if found else "")
+    match = QUOTED_TEXT.search(str(metadata.get("prompt", "")))
+    text = metadata.get("text", match.group(1) if match else "")
     plain = without_spaces(str(text))
     if not plain:
         raise ValueError('the prompt has no text in "double quotes", nor its metadata a "text"')

@@ -104,14 +104,14 @@ class RewardFile:
         Raises:
             UserError: one line with the name and those that are there.
         """
-        asked = set(self.parameters.needed) - set(PARAMETERS)
+        required = set(self.parameters.needed) - set(PARAMETERS)
         for names in metadata:
-            missing = sorted(asked - set(names))
+            missing = sorted(required - set(names))
             if missing:
-                there = ", ".join([*PARAMETERS, *sorted(names)])
+                allowed = ", ".join([*PARAMETERS, *sorted(names)])
                 raise UserError(
                     f"source: {self.path}:{self.function} asks for {missing[0]!r}, which the "
-                    f"metadata of a prompt do not have; known are: {there}"
+                    f"metadata of a prompt do not have; known are: {allowed}"
                 )
 
 
@@ -165,20 +165,20 @@ def _read_text(path: Path) -> str:
 
 
 def _definition(module: ast.Module, path: Path, function: str) -> ast.arguments:
-    found = {
+    functions = {
         each.name: each
         for each in module.body
         if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
     }
-    if function not in found:
-        known = ", ".join(sorted(found)) or "none"
+    if function not in functions:
+        names = ", ".join(sorted(functions)) or "none"
         raise UserError(
-            f"source: {path} has no function {function!r}; functions there: {known}; name one, "
+            f"source: {path} has no function {function!r}; functions there: {names}; name one, "
             f'source = "{path.name}:name"'
         )
-    if isinstance(found[function], ast.AsyncFunctionDef):
+    if isinstance(functions[function], ast.AsyncFunctionDef):
         raise UserError(f"source: {path}:{function} is async; make it a plain function")
-    return found[function].args
+    return functions[function].args
 
 
 def _check_parameters(arguments: ast.arguments, what: str) -> Parameters:
@@ -209,8 +209,8 @@ def _inline(text: str, path: Path) -> tuple[tuple[str, ...], str | None, bool]:
         return (), None, False
     lines = match["content"].splitlines()
     try:
-        said = tomllib.loads("\n".join(line[2:] for line in lines))
-        dependencies, python = said.get("dependencies", []), said.get("requires-python")
+        metadata = tomllib.loads("\n".join(line[2:] for line in lines))
+        dependencies, python = metadata.get("dependencies", []), metadata.get("requires-python")
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"source: {path}: its inline metadata are no TOML: {error}") from None
     are_texts = isinstance(dependencies, list) and all(isinstance(e, str) for e in dependencies)

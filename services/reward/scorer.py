@@ -108,7 +108,7 @@ def scorer_kind(table: recipe_rewards.ScorerTable, *, here: bool = True) -> Scor
     if not here:
         return kind
     if table.folder is not None:
-        _check_folder(field, table.folder, kind, of=table.type)
+        _check_folder(field, table.folder, kind, owner=table.type)
     if kind.needs == "source":
         return replace(kind, takes=_check_source(field, table))
     if kind.needs == "judge":
@@ -166,14 +166,15 @@ def _check_asked(
             ) from error
 
 
-def _check_folder(field: str, folder: Path, kind: ScorerKind, *, of: str) -> None:
+def _check_folder(field: str, folder: Path, kind: ScorerKind, *, owner: str) -> None:
     if not folder.is_dir():
         fetch = "; `digenrl fetch` with the recipe makes it" * (kind.extra == "reward-models")
         raise UserError(f"{field}.folder: no folder {folder}{fetch}")
     for name in kind.files:
         if not (folder / name).is_file():
             raise UserError(
-                f"{field}.folder: {folder} has no {name}; docs/rewards.md lists the files of {of}"
+                f"{field}.folder: {folder} has no {name}; "
+                f"docs/rewards.md lists the files of {owner}"
             )
 
 
@@ -231,8 +232,8 @@ def _made(kind: ScorerKind, table: recipe_rewards.ScorerTable) -> Scorer:
             scorer = build(read_table(table), patience=table.patience, whole_groups=whole)
         case None:
             scorer = build()
-    made: Scorer = scorer
-    return made
+    result: Scorer = scorer
+    return result
 
 
 @contextmanager

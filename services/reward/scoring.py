@@ -49,9 +49,9 @@ def read_media(data: bytes, num_samples: int, size: MediaSize | None = None) -> 
 
 def _check_size(shape: Shape, size: MediaSize) -> None:
     frames = shape[1] if len(shape) == 5 else 1
-    found = (*shape[-2:], frames)
+    given_size = (*shape[-2:], frames)
     wanted = (size.height, size.width, size.frames)
-    if found != wanted or shape[-3] not in (1, 3, 4):
+    if given_size != wanted or shape[-3] not in (1, 3, 4):
         raise ContractError(
             f"media of shape {list(shape)}; the recipe makes {size.height} x {size.width} pixels, "
             f"{size.frames} frames"
@@ -66,10 +66,10 @@ def load_source(file: bytes, media: Media, background: str = WHITE) -> Media:
         ContractError: if the file is no image.
     """
     channels, height, width = media.shape[-3:]
-    found: Media = decoded(
+    picture: Media = decoded(
         file, height=height, width=width, channels=channels, background=background
     )
-    return found
+    return picture
 
 
 NOT_FINITE = f"a score that is not finite, or over {MAX_SCORE:g}"
@@ -137,22 +137,22 @@ def _tried(scorer: WeightedScorer, images: Media, metadata: Metadata) -> Samples
     """Returns a finite number or None for each sample, the reasons for None, and the samples that
     would fail again."""
     final: Iterable[int] = ()
-    known: Mapping[int, str] = {}
+    causes: Mapping[int, str] = {}
     try:
         scores: Sequence[float | None] = scorer.score(images, metadata)
     except ScorerUnavailable as error:
         log.error("scorer_unavailable", scorer=scorer.name, error=str(error))
         raise ScorerUnavailable(f"{scorer.name}: {error}") from error
     except SamplesFailed as error:
-        scores, known, final = error.scores, error.reasons, error.final
+        scores, causes, final = error.scores, error.reasons, error.final
     except Exception as error:  # a scorer is anybody's code; its fault is these samples' alone
         log.exception("scorer_failed", scorer=scorer.name)
         scores = [None] * len(images)
-        known = dict.fromkeys(range(len(images)), f"{type(error).__name__}: {error}")
+        causes = dict.fromkeys(range(len(images)), f"{type(error).__name__}: {error}")
     if len(scores) != len(images):
         raise ScoringError(f"{scorer.name} gave {len(scores)} scores for {len(images)} samples")
     sane = [None if score is None else _sane(score) for score in scores]
-    reasons = {n: known.get(n, NOT_FINITE) for n, score in enumerate(sane) if score is None}
+    reasons = {n: causes.get(n, NOT_FINITE) for n, score in enumerate(sane) if score is None}
     return SamplesFailed(sane, reasons, final)
 
 

@@ -180,11 +180,11 @@ class PolicyLoader:
     async def _version(self, policy: Policy) -> CommitRecord | Version:
         """Look up its weights in the index, or in the commit record if the index lacks them."""
         try:
-            found = await self._index.lookup(policy.version)
+            policy_record = await self._index.lookup(policy.version)
         except (DigenRLError, RedisError) as error:
             log.warning("version_index_unavailable", error=str(error))
-            found = None
-        record = found or await read_commit(self._store, self._bus.run, policy.version)
+            policy_record = None
+        record = policy_record or await read_commit(self._store, self._bus.run, policy.version)
         if record is None or record.policy != policy:
             raise IntegrityError(f"version {policy.version} is not a committed one")
         return record

@@ -273,10 +273,10 @@ class Bus(StreamReader):
 
         return await cancellable(self._client.subscribe(subject, cb=receive))
 
-    def queue(self, stream: Stream, service: str, of: type[Record] = Record) -> WorkQueue:
-        """Return the work in ``stream`` for a service; messages not of type ``of`` are
+    def queue(self, stream: Stream, service: str, kind: type[Record] = Record) -> WorkQueue:
+        """Return the work in ``stream`` for a service; messages not of type ``kind`` are
         quarantined."""
-        return WorkQueue(self.jetstream, self.run, stream, service, of)
+        return WorkQueue(self.jetstream, self.run, stream, service, kind)
 
     async def task_of(self, event: FragmentGenerated) -> GenerateFragment | None:
         """Return the task by which a worker has generated a fragment, as the scheduler gave it;
@@ -299,8 +299,8 @@ class Bus(StreamReader):
             Unavailable: if the server does not answer.
         """
         with as_unavailable(), contextlib.suppress(NotFoundError):
-            found = await cancellable(self.jetstream.get_msg(stream, sequence))
-            return found.subject or "", found.data or b""
+            message = await cancellable(self.jetstream.get_msg(stream, sequence))
+            return message.subject or "", message.data or b""
         return "", b""
 
     async def forget_batch(self, batch: int) -> None:

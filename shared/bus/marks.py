@@ -41,13 +41,13 @@ async def begin_epoch(jetstream: JetStreamContext, run: str, epoch: int) -> dict
 async def _mark(jetstream: JetStreamContext, run: str, stream: Stream, epoch: int) -> int:
     subject = subjects.mark_subject(run, stream, epoch)
     try:
-        made = await cancellable(jetstream.publish(subject, b"", headers=in_epoch(epoch)))
-        number: int = made.seq
+        ack = await cancellable(jetstream.publish(subject, b"", headers=in_epoch(epoch)))
+        number: int = ack.seq
     except APIError as error:
         if error.err_code != SLOT_TAKEN_CODE:
             raise
-        found = await cancellable(jetstream.get_last_msg(stream.name, subject))
-        number = found.seq or 0
+        message = await cancellable(jetstream.get_last_msg(stream.name, subject))
+        number = message.seq or 0
     marks = subjects.marks_in(run, stream)
     await cancellable(jetstream.purge_stream(stream.name, subject=marks, keep=MAX_KEPT_MARKS))
     return number

@@ -57,16 +57,16 @@ class StreamReader:
         wanted = self._wanted(stream, filters)
         while True:
             try:
-                found, last, fence = list[ReceivedMessage](), 0, Fence()
+                messages, last, fence = list[ReceivedMessage](), 0, Fence()
                 async with self._push_consumer(stream, wanted, start=1) as incoming:
                     if not incoming.num_pending:
                         return [], 0
                     async for raw in incoming.messages:
                         last = raw.metadata.sequence.stream
                         fence, received = await self._read(stream, raw, fence)
-                        found += received
+                        messages += received
                         if not raw.metadata.num_pending:
-                            return found, last
+                            return messages, last
             except (nats.errors.Error, APIError, OSError) as error:
                 log.warning("read_interrupted", stream=stream.name, error=repr(error))
                 await asyncio.sleep(QUEUE_RETRY_S)

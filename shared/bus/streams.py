@@ -106,8 +106,8 @@ async def stream_states(client: Client) -> dict[str, StreamState | None]:
     answer = await _ask(client, "STREAM.LIST", subject=ALL_SUBJECTS)
     if unknown := answer.get("missing"):  # replicas that the server could not ask
         raise Unavailable(f"NATS does not report the state of {', '.join(unknown)}")
-    found = {each["config"]["name"]: _state(each) for each in answer["streams"] or ()}
-    return {stream.name: found.get(stream.name) for stream in STREAMS}
+    states = {each["config"]["name"]: _state(each) for each in answer["streams"] or ()}
+    return {stream.name: states.get(stream.name) for stream in STREAMS}
 
 
 async def newest_message(client: Client, stream: Stream, subject: str) -> bytes:
@@ -129,10 +129,10 @@ def _state(info: dict[str, Any]) -> StreamState:
 async def _ask(client: Client, call: str, **request: str) -> dict[str, Any]:
     """Return what JetStream answers. nats-py would make objects of hundreds of fields of it, which
     takes longer than everything else."""
-    asked = client.request(
+    reply = client.request(
         f"$JS.API.{call}", json.dumps(request).encode(), timeout=STREAM_INFO_TIMEOUT_S
     )
-    answer: dict[str, Any] = json.loads((await cancellable(asked)).data)
+    answer: dict[str, Any] = json.loads((await cancellable(reply)).data)
     if "error" in answer:
         raise APIError.from_error(answer["error"])
     return answer
@@ -163,22 +163,22 @@ async def make_stream(jetstream: JetStreamContext, stream: Stream, need: int = 0
 async def _grow(
     jetstream: JetStreamContext, stream: Stream, need: int, config: api.StreamConfig
 ) -> None:
-    found = (await cancellable(jetstream.stream_info(stream.name))).config
-    there, message = found.max_bytes or -1, found.max_msg_size or -1
+    current = (await cancellable(jetstream.stream_info(stream.name))).config
+    max_bytes, message = current.max_bytes or -1, current.max_msg_size or -1
     changes: dict[str, int | None] = {}
-    if 0 <= there < need:
-        if there % stream.max_bytes:
+    if 0 <= max_bytes < need:
+        if max_bytes % stream.max_bytes:
             change = f"nats stream edit {stream.name} --max-bytes {config.max_bytes}"
-            raise _too_small(stream, need, f"an operator has given it {there} bytes ({change})")
+            raise _too_small(stream, need, f"an operator has given it {max_bytes} bytes ({change})")
         changes["max_bytes"] = config.max_bytes
     if 0 <= message < (config.max_msg_size or 0):  # an earlier release made it
         changes["max_msg_size"] = config.max_msg_size
-    if 0 < (found.max_consumers or -1) < MAX_CONSUMERS:
+    if 0 < (current.max_consumers or -1) < MAX_CONSUMERS:
         changes["max_consumers"] = MAX_CONSUMERS
     if not changes:
         return
     try:
-        await cancellable(jetstream.update_stream(found.evolve(**changes)))
+        await cancellable(jetstream.update_stream(current.evolve(**changes)))
     except APIError as error:
         raise _too_small(
             stream, need, f"NATS reports: {error.description} ({STORE_SETTING})"

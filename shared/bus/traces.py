@@ -70,10 +70,10 @@ class Context:
         if len(parts) != 4 or [len(part) for part in parts] != [2, 32, 16, 2]:
             return None
         try:
-            found = cls(int(parts[1], 16), int(parts[2], 16))
+            context = cls(int(parts[1], 16), int(parts[2], 16))
         except ValueError:
             return None
-        return found if found.trace and found.span else None
+        return context if context.trace and context.span else None
 
 
 def _new_span(trace: int) -> Context:
@@ -110,8 +110,8 @@ class Traces:
     """Newest spans of a group's fragments."""
 
     def parent_of(self, place: TracedWork) -> Context | None:
-        known = self._newest.get(place)
-        return self._newest.get(place.whole) if known is None else known
+        parent = self._newest.get(place)
+        return self._newest.get(place.whole) if parent is None else parent
 
     def reached(self, place: TracedWork, context: Context | None) -> None:
         """Continue from a span, with this piece of work and its group."""
@@ -121,14 +121,14 @@ class Traces:
         if place.fragment is not None and context is not None:
             self._links.setdefault(place.whole, {})[place] = context
         while len(self._newest) > MAX_KEPT_SPANS:
-            gone, _ = self._newest.popitem(last=False)
-            self._links.pop(gone, None)
+            oldest, _ = self._newest.popitem(last=False)
+            self._links.pop(oldest, None)
 
     def begin(self, place: TracedWork) -> Context | None:
         """Return the root of a group, a new one if it has none."""
-        known = self._roots.get(place.whole)
-        if known is not None:
-            return known[0]
+        context = self._roots.get(place.whole)
+        if context is not None:
+            return context[0]
         if secrets.randbelow(1_000_000) >= self.share * 1_000_000:
             return None
         root = _new_span(secrets.randbits(127) + 1)

@@ -51,12 +51,12 @@ class EncodedConditions:
         """
         digest = self._encoding.digest(prompt.text, prompt.image, prompt.negative_prompt)
         while wanted():
-            found = self._kept.get(digest) or await patiently(
+            conditions = self._kept.get(digest) or await patiently(
                 lambda: read_conditions(self._store, self._run, digest), "store_unavailable"
             )
-            if found is not None:
-                self._keep(digest, found)
-                return found
+            if conditions is not None:
+                self._keep(digest, conditions)
+                return conditions
             await asyncio.sleep(CONDITIONS_POLL_S)
         return None
 
@@ -69,9 +69,9 @@ class EncodedConditions:
             lambda: forget_conditions(self._store, self._run, digest), "store_unavailable"
         )
 
-    def _keep(self, digest: str, found: StoredConditions) -> None:
+    def _keep(self, digest: str, conditions: StoredConditions) -> None:
         self._kept.pop(digest, None)
-        self._kept[digest] = found
+        self._kept[digest] = conditions
         while len(self._kept) > MAX_CACHED_PROMPTS:
             del self._kept[next(iter(self._kept))]
 

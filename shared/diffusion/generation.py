@@ -255,13 +255,15 @@ class Generator:
         before = self._at_once.most
 
         def velocity(rows: slice) -> Tensor:
-            told = {name: tensor[rows] for name, tensor in conditions.items()}
-            return self._model.velocity(latents[rows], sigma[rows], told, guidance=guidance)
+            row_conditions = {name: tensor[rows] for name, tensor in conditions.items()}
+            return self._model.velocity(
+                latents[rows], sigma[rows], row_conditions, guidance=guidance
+            )
 
-        found = self._at_once.run(len(latents), velocity)
+        velocities = self._at_once.run(len(latents), velocity)
         if self._at_once.most != before:
             work.shortage = self._halved(len(latents) if before is None else before)
-        return found
+        return velocities
 
     def _halved(self, before: int) -> MemoryShortage:
         most = self._at_once.most
@@ -279,8 +281,10 @@ class Generator:
     def _fits(
         self, what: str, work: GenerationInProgress, remedy: str
     ) -> AbstractContextManager[None]:
-        of = work.task.fragment.num_samples
-        return fits(self._device, f"{what} one sample of {self._sample} (fragment of {of})", remedy)
+        num_samples = work.task.fragment.num_samples
+        return fits(
+            self._device, f"{what} one sample of {self._sample} (fragment of {num_samples})", remedy
+        )
 
     def _seeds(self, task: GenerateFragment) -> list[int]:
         fragment, seed = task.fragment, self._recipe.run.seed
@@ -301,10 +305,10 @@ class Generator:
     def _read(self, packed: bytes) -> Conditions:
         """Reads conditions into memory of their own, which starts where kernels like it to."""
         try:
-            found = unpack_conditions(packed)
+            tensors = unpack_conditions(packed)
         except ContractError as error:
             raise FaultyConditions(str(error)) from error
-        return {name: tensor.to(self._device, copy=True) for name, tensor in found.items()}
+        return {name: tensor.to(self._device, copy=True) for name, tensor in tensors.items()}
 
     def _check_weights(self, work: GenerationInProgress) -> None:
         if self.weights_digest() != work.weights_digest:

@@ -189,14 +189,14 @@ def loading(
     if "transformer" in parts:
         share = 1.0 if place is None else place.share
         total += int(share * file_bytes(folder, {"transformer"}))
-    began = said = time.monotonic()
+    began = reported_at = time.monotonic()
     done = 0
 
     def progress(num_bytes: int) -> None:
-        nonlocal done, said
+        nonlocal done, reported_at
         done += num_bytes
-        if time.monotonic() >= said + PROGRESS_LOG_S:
-            said = time.monotonic()
+        if time.monotonic() >= reported_at + PROGRESS_LOG_S:
+            reported_at = time.monotonic()
             log.info("model_loads", percent=min(99, round(100 * done / max(1, total))))
 
     about = {"model": str(folder), "parts": sorted(parts), "device": str(device)}
@@ -210,10 +210,10 @@ def _start(recipe: Recipe) -> LoraFile | None:
     """Reads what the adapter is that the run begins from; raises UserError if it is not here, or
     the recipe has another `model.lora`."""
     check_adapter_here(recipe)
-    found = recipe_adapter(recipe)
-    if found is not None:
-        agreed(recipe.model.lora, found)
-    return found
+    adapter = recipe_adapter(recipe)
+    if adapter is not None:
+        agreed(recipe.model.lora, adapter)
+    return adapter
 
 
 def _place(recipe: Recipe, device: torch.device) -> Place:

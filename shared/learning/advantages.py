@@ -96,11 +96,27 @@ class Advantages:
     def for_batch(self, groups: Sequence[SampleScores]) -> list[tuple[float, ...]]:
         """Return the advantages of a whole batch's groups, over the standard deviations of all of
         its rewards, or of all scores of each scorer, ignoring `std`."""
-        known = [(rewards, parts, with_reward(rewards)) for rewards, parts in groups]
+        groups_with_rewards = [(rewards, parts, with_reward(rewards)) for rewards, parts in groups]
         columns = [
-            (weight, [value for _, parts, among in known for value in _picked(parts[name], among)])
+            (
+                weight,
+                [
+                    value
+                    for _, parts, among in groups_with_rewards
+                    for value in _picked(parts[name], among)
+                ],
+            )
             for name, weight in self.weights
-        ] or [(1.0, [value for rewards, _, among in known for value in _picked(rewards, among)])]
+        ] or [
+            (
+                1.0,
+                [
+                    value
+                    for rewards, _, among in groups_with_rewards
+                    for value in _picked(rewards, among)
+                ],
+            )
+        ]
         scales = [weight * batch_scale(values) for weight, values in columns]
 
         def of(rewards: Sequence[float], parts: Mapping[str, Sequence[float]]) -> Iterable[float]:
@@ -114,15 +130,17 @@ class Advantages:
         self,
         rewards: Sequence[float | None],
         parts: Mapping[str, Sequence[float | None]],
-        of: Callable[[Sequence[float], Mapping[str, Sequence[float]]], Iterable[float]],
+        compute: Callable[[Sequence[float], Mapping[str, Sequence[float]]], Iterable[float]],
     ) -> tuple[float, ...]:
-        """Return the result of ``of`` for the counted samples, and 0 for the others."""
-        known = [] if self.why_dropped(rewards) else with_reward(rewards)
-        found: Iterator[float] = iter(())
-        if known:
-            picked = {name: _picked(scores, known) for name, scores in parts.items()}
-            found = iter(of(_picked(rewards, known), picked))
-        return tuple(next(found) if sample in known else 0.0 for sample in range(len(rewards)))
+        """Return the result of ``compute`` for the counted samples, and 0 for the others."""
+        samples = [] if self.why_dropped(rewards) else with_reward(rewards)
+        advantages: Iterator[float] = iter(())
+        if samples:
+            picked = {name: _picked(scores, samples) for name, scores in parts.items()}
+            advantages = iter(compute(_picked(rewards, samples), picked))
+        return tuple(
+            next(advantages) if sample in samples else 0.0 for sample in range(len(rewards))
+        )
 
     def why_dropped(self, rewards: Sequence[float | None]) -> str | None:
         """Return why a group is dropped, None if enough samples, two at least, have a reward."""

@@ -70,18 +70,18 @@ def make_prompts(
     Raises:
         UserError: naming the column, or the file and row, and the remedy.
     """
-    made = ConversionCounts()
+    counts = ConversionCounts()
     (folder / IMAGES).mkdir(parents=True)
     with (folder / PROMPTS_FILE).open("w", encoding="utf-8") as lines:
         for file, read_image in files:
             for place, row in _rows(file, columns, key):
                 where = f"{file.name} {place}"
-                line = _Converter(columns, folder, key, read_image, made).line(row, where)
+                line = _Converter(columns, folder, key, read_image, counts).line(row, where)
                 if line is not None:
                     lines.write(json.dumps(line, ensure_ascii=False) + "\n")
-    if not made.prompts:
+    if not counts.prompts:
         raise UserError(f"{key}.prompt: no row has one in the column {columns.prompt!r}")
-    return made
+    return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +115,16 @@ class _Converter:
         return line
 
     def _metadata(self, row: Mapping[str, Any], where: str) -> dict[str, Any]:
-        named, taken = self.columns.metadata, {self.columns.prompt, self.columns.image}
-        found = {}
+        named, own_columns = self.columns.metadata, {self.columns.prompt, self.columns.image}
+        metadata = {}
         if named is None and isinstance(fields := row.get("metadata"), Mapping):
             row = {**{key: row[key] for key in row if key != "metadata"}, **fields}
         for name in row if named is None else named:
             value = row.get(name)
-            if value is None or (named is None and name in taken):
+            if value is None or (named is None and name in own_columns):
                 continue
             if _is_json(value):
-                found[name] = value
+                metadata[name] = value
             elif named is not None:
                 raise UserError(
                     f"{self.key}.metadata: the column {name!r} holds {type(value).__name__}, no "
@@ -132,7 +132,7 @@ class _Converter:
                 )
             else:
                 self.made.left_out.add(name)
-        return dict(without_null(found))
+        return dict(without_null(metadata))
 
     def _check(self, line: Mapping[str, Any], where: str) -> None:
         try:

@@ -75,14 +75,14 @@ def chosen_files(
             f"{CONVERTED}"
         )
     if configs:
-        found = _split_from_card(data, _find_config(configs, config), split)
+        files = _split_from_card(data, _find_config(configs, config), split)
     else:
-        found = _by_name(_below(data, config), split)
-    if not found:
+        files = _by_name(_below(data, config), split)
+    if not files:
         shown = ", ".join(data[:4])
         raise UserError(f"split: no file belongs to {split!r}; its files are {shown}")
-    first = min(FORMATS.index(PurePosixPath(name).suffix) for name in found)
-    return [name for name in found if name.endswith(FORMATS[first])]
+    first = min(FORMATS.index(PurePosixPath(name).suffix) for name in files)
+    return [name for name in files if name.endswith(FORMATS[first])]
 
 
 def _has_rows(name: str) -> bool:
@@ -92,16 +92,16 @@ def _has_rows(name: str) -> bool:
 
 
 def _find_config(configs: Sequence[Mapping[str, Any]], wanted: str | None) -> Mapping[str, Any]:
-    known = {str(each.get("config_name", "default")): each for each in configs}
-    if wanted is not None and wanted in known:
-        return known[wanted]
+    by_name = {str(each.get("config_name", "default")): each for each in configs}
+    if wanted is not None and wanted in by_name:
+        return by_name[wanted]
     default = [each for each in configs if each.get("default")] or [
-        each for name, each in known.items() if name == "default" or len(known) == 1
+        each for name, each in by_name.items() if name == "default" or len(by_name) == 1
     ]
     if wanted is None and default:
         return default[0]
     given = "is needed" if wanted is None else f"there is no {wanted!r}"
-    raise UserError(f"config: {given}; it has {', '.join(known)}")
+    raise UserError(f"config: {given}; it has {', '.join(by_name)}")
 
 
 def _split_from_card(data: Sequence[str], config: Mapping[str, Any], split: str) -> list[str]:
@@ -151,8 +151,8 @@ def _below(data: Sequence[str], config: str | None) -> list[str]:
 
 def _by_name(data: Sequence[str], split: str) -> list[str]:
     named = [name for name in data if _has_word(name, SPLIT_NAMES.get(split, (split,)))]
-    known = [word for words in SPLIT_NAMES.values() for word in words]
-    if named or split != "train" or any(_has_word(name, known) for name in data):
+    split_words = [word for words in SPLIT_NAMES.values() for word in words]
+    if named or split != "train" or any(_has_word(name, split_words) for name in data):
         return named
     return list(data)
 

@@ -49,10 +49,10 @@ def converted_digest(place: Path, source: Path, selection: str) -> str | None:
         selection: name of what is taken of the files.
     """
     try:
-        digest, seen = json.loads(_note(place, source, selection).read_bytes())
+        digest, files_digest_before = json.loads(_note(place, source, selection).read_bytes())
     except (OSError, ValueError):
         return None
-    return str(digest) if seen == files_digest(source) else None
+    return str(digest) if files_digest_before == files_digest(source) else None
 
 
 def note_made(place: Path, source: Path, selection: str, digest: str, state: str) -> None:

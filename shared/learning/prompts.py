@@ -150,22 +150,22 @@ def repeated(prompts: Sequence[Prompt], weight: str) -> tuple[Prompt, ...]:
 def _weight(prompt: Prompt, name: str) -> float:
     given: Any = prompt.metadata.get(name)
     try:
-        found = float(given) if given is not None else math.nan
+        weight = float(given) if given is not None else math.nan
     except (ValueError, TypeError):
-        found = math.nan
-    if not (0 <= found < math.inf):
+        weight = math.nan
+    if not (0 <= weight < math.inf):
         raise UserError(
             f"data.weights: the prompt {prompt.text[:40]!r} has no number from 0 as {name}, but "
             f"{given!r}; give every prompt one"
         )
-    return found
+    return weight
 
 
 def digest(path: Path) -> str:
     """sha256 of what `read_prompts` reads: of the file, or of a folder's data files in a row, and
     of the digests of source images."""
-    found = hashlib.sha256()
+    file_hash = hashlib.sha256()
     for file in data_files(path):
-        found.update(file.read_bytes())
-    found.update("".join(source_digests(path)).encode())
-    return found.hexdigest()
+        file_hash.update(file.read_bytes())
+    file_hash.update("".join(source_digests(path)).encode())
+    return file_hash.hexdigest()

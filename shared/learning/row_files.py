@@ -115,10 +115,10 @@ def _json_rows(stream: Any, check: CheckColumns) -> Rows:
         first = next((line for line in stream if line.strip()), "")
         stream.seek(0)
         is_list = first.lstrip().startswith("[")
-        for number, found in enumerate(json.load(stream) if is_list else stream, 1):
+        for number, entry in enumerate(json.load(stream) if is_list else stream, 1):
             where = f"{'row' if is_list else 'line'} {number}"
-            if is_list or found.strip():
-                row = found if is_list else json.loads(found)
+            if is_list or entry.strip():
+                row = entry if is_list else json.loads(entry)
                 names |= dict.fromkeys(row)
                 yield where, {**row}
     except UnicodeDecodeError:

@@ -90,10 +90,10 @@ def _plain(data: bytes) -> bytes:
 
 
 def _unique(pairs: list[tuple[Hashable, Any]]) -> dict[Hashable, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         raise ContractError("a map repeats a key")
-    return found
+    return fields
 
 
 def _no_extension(code: int, _: bytes) -> Any:

@@ -51,11 +51,11 @@ class StreamMessage:
 
 def holds(stream: Sequence[StreamMessage]) -> list[bool]:
     """Return of each message whether it is a command that holds, by what stands before it."""
-    fence, found = Fence(), list[bool]()
+    fence, validity = Fence(), list[bool]()
     for message in stream:
-        found.append(not message.is_mark and fence.passes(message.epoch))
+        validity.append(not message.is_mark and fence.passes(message.epoch))
         fence = fence.raised(message.epoch)
-    return found
+    return validity
 
 
 @dataclass(frozen=True, slots=True)

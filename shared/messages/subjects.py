@@ -256,17 +256,17 @@ def run_subjects(run: str, stream: Stream) -> list[str]:
 
 def fragment_slot(subject: str) -> FragmentSlot | None:
     """Return the fragment of a task, traj or rew subject."""
-    found = _FRAGMENT.match(subject)
-    if found is None:
+    match = _FRAGMENT.match(subject)
+    if match is None:
         return None
-    batch, group, first_sample, attempt = (int(number) for number in found.groups())
+    batch, group, first_sample, attempt = (int(number) for number in match.groups())
     return FragmentSlot(batch=batch, group=group, first_sample=first_sample, attempt=attempt)
 
 
 def group_slot(subject: str) -> tuple[int, int, int] | None:
     """Return batch, group and attempt of a train subject."""
-    found = _GROUP.match(subject)
-    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+    match = _GROUP.match(subject)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
 def mark_subject(run: str, stream: Stream, epoch: int) -> str:
@@ -281,8 +281,8 @@ def marks_in(run: str, stream: Stream) -> str:
 
 def marked_epoch(subject: str) -> int | None:
     """Return the epoch that a subject marks, None if it belongs to a message."""
-    found = _MARK.match(subject)
-    return int(found[1]) if found else None
+    match = _MARK.match(subject)
+    return int(match[1]) if match else None
 
 
 def _marks(run: str, stream: Stream) -> str:

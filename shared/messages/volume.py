@@ -60,6 +60,8 @@ def prompt_bytes(prompts: Iterable[Prompt], groups: int) -> int:
 
 
 def _bytes(prompt: Prompt) -> int:
-    told = sum(len(name) + len(str(value).encode()) + 10 for name, value in prompt.metadata.items())
+    metadata_bytes = sum(
+        len(name) + len(str(value).encode()) + 10 for name, value in prompt.metadata.items()
+    )
     image = 0 if prompt.image is None else IMAGE_BYTES
-    return len(prompt.text.encode()) + told + image + 16
+    return len(prompt.text.encode()) + metadata_bytes + image + 16

@@ -63,12 +63,12 @@ def check_family(folder: Path) -> FamilySpec:
         UserError: as `find_family`; or if the adapter does not know a part or a setting.
     """
     family = find_family(folder)
-    known = family.components | REQUIRED_PARTS
+    components = family.components | REQUIRED_PARTS
     if family.has_experts:
-        known |= {_SECOND, _BOUNDARY}
+        components |= {_SECOND, _BOUNDARY}
         _check_experts(folder)
     unknown = [
-        *_unknown(folder / "model_index.json", known),
+        *_unknown(folder / "model_index.json", components),
         *_unknown(folder / "transformer" / "config.json", family.network_keys),
     ]
     if unknown:
@@ -85,11 +85,15 @@ def check_weights(folder: Path) -> None:
     early."""
     for name in (name for part in PARTS for name in part_folders(folder, part)):
         files = weight_files(folder / name)
-        gone = next((file for file in files if not file.is_file()), None)
-        if files and gone is None:
+        missing_file = next((file for file in files if not file.is_file()), None)
+        if files and missing_file is None:
             _check_whole(files)
             continue
-        what = f"{name}/*.safetensors" if gone is None else gone.relative_to(folder).as_posix()
+        what = (
+            f"{name}/*.safetensors"
+            if missing_file is None
+            else missing_file.relative_to(folder).as_posix()
+        )
         raise UserError(missing(folder, what) or no_weights(folder, what))
 
 
@@ -154,8 +158,8 @@ def boundary(folder: Path) -> float | None:
     """
     if not find_family(folder).has_experts:
         return None
-    found = PartConfig(folder / "model_index.json").get(_BOUNDARY)
-    return None if found is None else float(found)
+    value = PartConfig(folder / "model_index.json").get(_BOUNDARY)
+    return None if value is None else float(value)
 
 
 def network_folders(folder: Path) -> list[Path]:
@@ -193,10 +197,10 @@ def _check_experts(folder: Path) -> None:
         )
 
 
-def _unknown(file: Path, known: frozenset[str]) -> Iterator[str]:
-    """Yields what is switched on in ``file`` and not in ``known``, as "name" or "name = value"."""
+def _unknown(file: Path, components: frozenset[str]) -> Iterator[str]:
+    """Yields enabled entries of ``file`` beyond ``components``, as "name" or "name = value"."""
     for name, value in (PartConfig(file) if file.is_file() else {}).items():
-        if name in known or name.startswith("_") or value in (None, False, [None, None]):
+        if name in components or name.startswith("_") or value in (None, False, [None, None]):
             continue
         yield name if isinstance(value, list) else f"{name} = {json.dumps(value)}"
 

@@ -129,8 +129,8 @@ def needed_parts(index: Mapping[str, Any]) -> list[str]:
     )
     return [
         name
-        for name, made in index.items()
-        if name in known_parts and isinstance(made, list) and all(made)
+        for name, entry in index.items()
+        if name in known_parts and isinstance(entry, list) and all(entry)
     ]
 
 

@@ -66,18 +66,18 @@ def read_lora(path: Path, folder: Path, key: str = KEY) -> LoraFile:
     """
     networks = [each.name for each in network_folders(folder)]
     model = NamedLayers.from_folder(folder, networks)
-    found, faults = list[_Scaled](), list[str]()
+    scaled, faults = list[_Scaled](), list[str]()
     for network, file in lora_paths(path, networks, key).items():
         try:
             header = LoraHeader(file)
             faults += _faults(header, network, model)
-            found += _read_file(header, network, model)
+            scaled += _read_file(header, network, model)
         except (ValueError, KeyError, TypeError, struct.error) as error:
             reason = error.args[0] if isinstance(error, ValueError) else f"cannot be read: {error}"
             raise UserError(f"{key}: {file} {reason}") from error
         except UserError as error:  # of a header
             raise UserError(str(error).replace("model.folder", key, 1)) from error
-    return _uniform(path, found, faults, model, key)
+    return _uniform(path, scaled, faults, model, key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +104,15 @@ def lora_paths(path: Path, networks: Sequence[str], key: str) -> dict[str, Path]
         return {HIGH: path}
     if (path / PEFT_FILE).is_file():
         return {HIGH: path / PEFT_FILE}
-    there = {network: path / FILES[network] for network in networks}
-    there = {network: file for network, file in there.items() if file.is_file()}
-    if there:
-        return there
+    paths = {network: path / FILES[network] for network in networks}
+    paths = {network: file for network, file in paths.items() if file.is_file()}
+    if paths:
+        return paths
     files = sorted(path.glob("*.safetensors"))
     if len(files) != 1:
-        found = ", ".join(each.name for each in files) or "none"
+        names = ", ".join(each.name for each in files) or "none"
         raise UserError(
-            f"{key}: {path} has to hold one safetensors file, and holds {found}; name the file"
+            f"{key}: {path} has to hold one safetensors file, and holds {names}; name the file"
         )
     return {HIGH: files[0]}
 
@@ -180,8 +180,8 @@ def _way(file: LoraHeader, stem: str, outputs: Sequence[int]) -> _LayerCut:
     whole = _LayerCut(apart=False, kept=(True,) * number)
     if number == 1 or rank % number:
         return whole
-    held, data = memoryview(file.data(names["down"])), memoryview(file.data(names["up"]))
-    own, item = rank // number, len(held) // (rank * inputs)
+    down, data = memoryview(file.data(names["down"])), memoryview(file.data(names["up"]))
+    own, item = rank // number, len(down) // (rank * inputs)
     width = rank * item
     filled, row = [], 0
     for index, size in enumerate(outputs):
@@ -194,7 +194,7 @@ def _way(file: LoraHeader, stem: str, outputs: Sequence[int]) -> _LayerCut:
         filled.append(block)
         row += size
     step = own * inputs * item
-    drawn = [_filled(held[index * step : (index + 1) * step]) for index in range(number)]
+    drawn = [_filled(down[index * step : (index + 1) * step]) for index in range(number)]
     return _LayerCut(apart=True, kept=tuple(a or b for a, b in zip(drawn, filled, strict=True)))
 
 
@@ -204,11 +204,11 @@ def _filled(data: memoryview) -> bool:
 
 
 def _uniform(
-    path: Path, found: Sequence[_Scaled], faults: list[str], model: NamedLayers, key: str
+    path: Path, scaled: Sequence[_Scaled], faults: list[str], model: NamedLayers, key: str
 ) -> LoraFile:
     """Raises UserError if there are faults, or if layers differ in rank or alpha, with the command
     that helps; and if a layer is there twice."""
-    alphas, ranks = sorted({each.alpha for each in found}), sorted({each.rank for each in found})
+    alphas, ranks = sorted({each.alpha for each in scaled}), sorted({each.rank for each in scaled})
     for what, values in (("ranks", ranks), ("alphas", alphas)):
         if len(values) > 1:
             some = ", ".join(f"{value:g}" for value in values[:4])
@@ -216,18 +216,18 @@ def _uniform(
                 f"the layers of {path} have different {what} ({some}), and one is trained for all"
             )
     if faults:
-        is_one = len({(each.rank, each.alpha, each.stored_rank) for each in found}) == 1
-        rank = [] if is_one else ["--rank", str(max(each.stored_rank for each in found))]
+        is_one = len({(each.rank, each.alpha, each.stored_rank) for each in scaled}) == 1
+        rank = [] if is_one else ["--rank", str(max(each.stored_rank for each in scaled))]
         drop = ["--drop", "text-encoder"] if any("text encoder" in each for each in faults) else []
         raise UserError(f"{key}: {'; '.join(faults)}; {remedy(path, *rank, *drop)}")
-    layers = [each.part.layer for each in found]
+    layers = [each.part.layer for each in scaled]
     twice = next((each for each in layers if layers.count(each) > 1), None)
     if twice is not None:
         raise UserError(f"{key}: {path} adapts {twice} twice, under two names; leave one out")
-    parts = tuple(sorted((each.part for each in found), key=lambda part: part.layer))
+    parts = tuple(sorted((each.part for each in scaled), key=lambda part: part.layer))
     return LoraFile(
-        rank=found[0].rank,
-        alpha=found[0].alpha,
+        rank=scaled[0].rank,
+        alpha=scaled[0].alpha,
         parts=parts,
         targets=_suffixes(layers, model),
         experts=_experts(layers, model),
@@ -254,7 +254,7 @@ def _experts(layers: Sequence[str], model: NamedLayers) -> Literal["both", "high
 
 def _suffixes(layers: Sequence[str], model: NamedLayers) -> tuple[str, ...]:
     """Returns names within blocks where they stand for no other layer, else whole names."""
-    adapted, found = set(layers), list[str]()
+    adapted, suffixes = set(layers), list[str]()
     beginnings = tuple(
         beginning
         for beginning in (network_prefix(network, model.networks) for network in model.networks)
@@ -266,5 +266,5 @@ def _suffixes(layers: Sequence[str], model: NamedLayers) -> tuple[str, ...]:
     for suffix, those in named.items():
         alike = {each for each in model.shapes if each == suffix or each.endswith(f".{suffix}")}
         others = any(each not in adapted and each.startswith(beginnings) for each in alike)
-        found += those if others else [suffix]
-    return tuple(found)
+        suffixes += those if others else [suffix]
+    return tuple(suffixes)

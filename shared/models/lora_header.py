@@ -142,18 +142,18 @@ class LoraHeader:
     def _stored_config(self) -> dict[str, Any]:
         """Return the configuration in the file's metadata, or in the file next to it."""
         what, text = METADATA_KEY, self.metadata.get(METADATA_KEY)
-        beside = self.path.parent / PEFT_CONFIG
-        if text is None and beside.is_file():
-            what, text = PEFT_CONFIG, beside.read_text()
+        sibling = self.path.parent / PEFT_CONFIG
+        if text is None and sibling.is_file():
+            what, text = PEFT_CONFIG, sibling.read_text()
         if text is None and any(name.startswith("base_model.model.") for name in self.tensors):
             raise ValueError(f"is in peft's layout, and needs its {PEFT_CONFIG} in the same folder")
-        found: Any = None
+        config: Any = None
         with contextlib.suppress(ValueError):
-            found = json.loads("{}" if text is None else text)
-        if not isinstance(found, dict):
+            config = json.loads("{}" if text is None else text)
+        if not isinstance(config, dict):
             raise ValueError(f"has no JSON object as its {what}; copy or fetch it again")
         return {
             name.removeprefix(f"{LOW}.").removeprefix(f"{HIGH}."): value
-            for name, value in found.items()
+            for name, value in config.items()
             if not TEXT.match(name)
         }

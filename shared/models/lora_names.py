@@ -60,9 +60,9 @@ class NamedLayers:
         if stem.startswith(f"{LOW}.") and LOW in self.networks:
             network = LOW
         names = self.native[network], self.flat[network]
-        for beginnings, known in zip((DOTTED, UNDERSCORED_PREFIXES), names, strict=True):
+        for beginnings, layers_by_name in zip((DOTTED, UNDERSCORED_PREFIXES), names, strict=True):
             for beginning in beginnings:
-                layers = known.get(stem.removeprefix(beginning))
+                layers = layers_by_name.get(stem.removeprefix(beginning))
                 if stem.startswith(beginning) and layers is not None:
                     return tuple(network_prefix(network, self.networks) + each for each in layers)
         return None
@@ -82,9 +82,9 @@ def native_names(layers: Iterable[str], native: NativeLayers) -> dict[str, tuple
         numbers = [""]
         if "{}" in pattern:
             first = re.compile(re.escape(parts[0]).replace(r"\{\}", r"(\d+)"))
-            numbers = [found[1] for each in own if (found := first.fullmatch(each))]
+            numbers = [match[1] for each in own if (match := first.fullmatch(each))]
         for number in sorted(numbers):
-            there = tuple(part.format(number) for part in parts)
-            if own.issuperset(there):
-                names[pattern.format(number)] = there
+            part_names = tuple(part.format(number) for part in parts)
+            if own.issuperset(part_names):
+                names[pattern.format(number)] = part_names
     return {**names, **{layer: (layer,) for layer in own}}

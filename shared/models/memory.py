@@ -119,8 +119,8 @@ def network_bytes(
     outside, blocks = 0, Counter[str]()
     for name, shape in tensors:
         size = _held_bytes(name, shape, dtype, holding.weights)
-        if found := BLOCK.match(name):
-            blocks[found[0]] += size
+        if match := BLOCK.match(name):
+            blocks[match[0]] += size
         else:
             outside += size
     if holding.memory == "streamed":
@@ -214,7 +214,7 @@ def part_folders(folder: Path, part: ModelPart) -> list[str]:
     index = folder / "model_index.json"
     try:
         plain: dict[str, Any] = json.loads(index.read_text())
-        there = [name for name, made in plain.items() if isinstance(made, list) and all(made)]
+        parts = [name for name, entry in plain.items() if isinstance(entry, list) and all(entry)]
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(no_model(folder)) from error
     begin = {
@@ -222,7 +222,7 @@ def part_folders(folder: Path, part: ModelPart) -> list[str]:
         "text": ("text_encoder", "connectors", "image_encoder"),
         "decoder": ("vae",),
     }[part]
-    return [name for name in there if name.startswith(begin)]
+    return [name for name in parts if name.startswith(begin)]
 
 
 def weight_files(folder: Path) -> list[Path]:

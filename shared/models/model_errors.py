@@ -37,14 +37,14 @@ def no_weights(folder: Path, wanted: str) -> str:
         wanted: the missing files, relative to the model's folder.
     """
     part = folder / Path(wanted).parent
-    said = f"model.folder: {folder} contains no {wanted}"
+    message = f"model.folder: {folder} contains no {wanted}"
     variants = sorted(each.name for each in part.glob("*.*.safetensors*"))
     if variants:
-        return f"{said}, but a variant, {variants[0]}; rename it without the variant's name"
+        return f"{message}, but a variant, {variants[0]}; rename it without the variant's name"
     others = sorted(each.name for kind in ("bin", "pt", "ckpt") for each in part.glob(f"*.{kind}"))
     if others:
         return (
-            f"{said}, but {others[0]}, and safetensors alone are read; load the model with "
+            f"{message}, but {others[0]}, and safetensors alone are read; load the model with "
             "diffusers, and save it with save_pretrained"
         )
-    return f"{said}; copy or fetch it once more"
+    return f"{message}; copy or fetch it once more"

@@ -54,14 +54,14 @@ def find_configuration(folder: Path, name: str | None = None) -> Configuration:
     """
     if (folder / "model_index.json").is_file():
         return Configuration(folder, False)
-    known = sorted(each.name for each in PUBLISHED.iterdir() if each.is_dir())
-    names = {**{each: each for each in known}, **ALIASES}
+    folders = sorted(each.name for each in PUBLISHED.iterdir() if each.is_dir())
+    names = {**{each: each for each in folders}, **ALIASES}
     for each in sorted(names, key=len, reverse=True):
         if _plain(each) in _plain(name or folder.name):
             return Configuration(PUBLISHED / names[each], True)
     raise UserError(
         f"model.folder: {folder} has no model_index.json, and no published configuration has its "
-        f"name; known are {', '.join(known)}. The JSON files of the model's repository are "
+        f"name; known are {', '.join(folders)}. The JSON files of the model's repository are "
         "enough for a trace"
     )
 

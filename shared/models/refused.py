@@ -102,6 +102,6 @@ REFUSED: Mapping[str, str] = {
 def unsupported(pipeline: str) -> str:
     """Return the explanation for a pipeline without an adapter: why, and which pipelines have
     one."""
-    reason, known = REFUSED.get(pipeline), ", ".join(known_pipelines())
+    reason, names = REFUSED.get(pipeline), ", ".join(known_pipelines())
     because = "" if reason is None else f", which {reason}"
-    return f"a {pipeline}{because}; supported are: {known}"
+    return f"a {pipeline}{because}; supported are: {names}"

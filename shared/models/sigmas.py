@@ -143,16 +143,16 @@ def unknown_keys(rule: SigmaRule, config: Config) -> list[str]:
     schedulers = KNOWN_KEYS.get(rule, {name: None})
     if name not in schedulers:
         return [f"_class_name = {json.dumps(name)}"]
-    known, given = schedulers[name], {**_DEFAULTS.get(name, {}), **config}
+    known_keys, given = schedulers[name], {**_DEFAULTS.get(name, {}), **config}
     return [
         f"{key} = {json.dumps(value)}"
         for key, value in given.items()
-        if known is not None and not _is_known(known, key, value)
+        if known_keys is not None and not _is_known(known_keys, key, value)
     ]
 
 
-def _is_known(known: frozenset[str], key: str, value: object) -> bool:
-    if key in known:
+def _is_known(keys: frozenset[str], key: str, value: object) -> bool:
+    if key in keys:
         is_text = isinstance(value, str) and key.endswith("shift")
         return not is_text and value in _FIXED.get(key, (value,))
     return value in (None, False) or key.startswith("_")

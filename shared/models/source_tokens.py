@@ -44,11 +44,11 @@ def source_tokens(folder: Path, height: int, width: int) -> int:
     if not family.takes_image or "processor" not in family.components:
         return 0
     try:
-        said: dict[str, Any] = json.loads((folder / SETTINGS).read_text())
-        side = int(said["patch_size"]) * int(said["merge_size"])
-        sizes = {**_DEFAULTS, **(said.get("size") or {})}
-        least = int(said.get("min_pixels") or sizes["shortest_edge"])
-        most = int(said.get("max_pixels") or sizes["longest_edge"])
+        settings: dict[str, Any] = json.loads((folder / SETTINGS).read_text())
+        side = int(settings["patch_size"]) * int(settings["merge_size"])
+        sizes = {**_DEFAULTS, **(settings.get("size") or {})}
+        least = int(settings.get("min_pixels") or sizes["shortest_edge"])
+        most = int(settings.get("max_pixels") or sizes["longest_edge"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"model.folder: {folder} has no {SETTINGS}, which defines how images are cut; choose "

@@ -171,11 +171,11 @@ class TokenFile:
             UserError: if the file cannot be read or is no such file.
         """
         try:
-            found = self.path.stat()
-            seen = found.st_mtime_ns, found.st_ino
-            if seen != self._seen:
+            status = self.path.stat()
+            version = status.st_mtime_ns, status.st_ino
+            if version != self._seen:
                 self._records = RECORDS.validate_json(self.path.read_bytes())
-                self._seen = seen
+                self._seen = version
         except (OSError, ValidationError) as error:
             fault = error.strerror if isinstance(error, OSError) else "is no list of tokens"
             raise UserError(
@@ -185,7 +185,7 @@ class TokenFile:
 
     def caller(self, token: str, now: float) -> Caller | None:
         """Return whose token it is; every record is compared, in constant time."""
-        given, found = secret_digest(token), None
+        given, identity = secret_digest(token), None
         try:
             records = self.records()
         except UserError as error:
@@ -194,8 +194,8 @@ class TokenFile:
         for record in records:
             same = hmac.compare_digest(given, record.sha256)
             if same and (record.expires is None or now < record.expires):
-                found = Caller(record.name, record.role)
-        return found
+                identity = Caller(record.name, record.role)
+        return identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,15 +326,15 @@ def check_routes(app: FastAPI) -> None:
 
 def route_operations(routes: Iterable[BaseRoute]) -> list[str]:
     """Return the operations of these routes, as `OPERATIONS` names them."""
-    found: list[str] = []
+    operations: list[str] = []
     for route in routes:
         included = getattr(route, "original_router", None)  # FastAPI looks into it when asked
         if included is not None:
-            found += route_operations(included.routes)
+            operations += route_operations(included.routes)
             continue
         assert isinstance(route, Route), route
-        found += [f"{each} {route.path}" for each in (route.methods or ()) if each != "HEAD"]
-    return found
+        operations += [f"{each} {route.path}" for each in (route.methods or ()) if each != "HEAD"]
+    return operations
 
 
 class CodeView(BaseModel):

@@ -125,18 +125,18 @@ def add_problems(app: FastAPI) -> None:
 
 
 def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    said = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail)
-    return JSONResponse(said.model_dump(), status, headers, media_type=PROBLEM_JSON)
+    problem_body = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail)
+    return JSONResponse(problem_body.model_dump(), status, headers, media_type=PROBLEM_JSON)
 
 
 def refusal(refused: Refused, scope: Scope) -> Response:
     """Return the response to a refused request: a problem, or for a browser without a session a
     page that explains how to get a link."""
-    asked = HTTPConnection(scope)
-    reads_pages = scope["method"] == "GET" and "text/html" in asked.headers.get("accept", "")
+    connection = HTTPConnection(scope)
+    reads_pages = scope["method"] == "GET" and "text/html" in connection.headers.get("accept", "")
     if refused.status != 401 or not reads_pages:
         return problem(refused.status, refused.detail, refused.headers)
-    page = SIGN_IN.substitute(address=html.escape(str(asked.base_url).rstrip("/")))
+    page = SIGN_IN.substitute(address=html.escape(str(connection.base_url).rstrip("/")))
     return HTMLResponse(page, 401, {**refused.headers, "content-security-policy": SIGN_IN_POLICY})
 
 

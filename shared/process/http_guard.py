@@ -166,8 +166,8 @@ def own_names(bound_to: str, allowed: Iterable[str] = ()) -> frozenset[str]:
 
 def check_host(given: Sequence[str], names: Collection[str]) -> None:
     """Raises Refused unless the one Host header names this service, or is an address."""
-    found = HOST.fullmatch(given[0].lower()) if len(given) == 1 else None
-    name = "" if found is None else found["name"].strip("[]").removesuffix(".")
+    match = HOST.fullmatch(given[0].lower()) if len(given) == 1 else None
+    name = "" if match is None else match["name"].strip("[]").removesuffix(".")
     above = (name[dot:] for dot, letter in enumerate(name) if letter == ".")
     if name in names or any(f"*{rest}" in names for rest in above) or _is_address(name):
         return

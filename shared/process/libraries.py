@@ -36,13 +36,13 @@ def processor() -> str | None:
 @cache
 def versions() -> Mapping[str, str]:
     """Return the versions of the libraries that are installed, and of Python."""
-    found = {"digenrl": RELEASE, "python": platform.python_version()}
+    versions_by_name = {"digenrl": RELEASE, "python": platform.python_version()}
     for name in LIBRARIES:
         try:
-            found[name] = version(name)
+            versions_by_name[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions_by_name
 
 
 async def record_versions(store: ObjectStore, run: str, service: Service) -> None:
@@ -57,8 +57,8 @@ async def recorded_versions(store: ObjectStore, run: str) -> dict[str, str]:
     """Return the versions that processes of a run have had, by service and library, such as
     ``{"torch of rollout": "2.10.0, 2.11.0"}``; damaged records are skipped.
     """
-    found: dict[str, set[str]] = {}
+    versions_by_name: dict[str, set[str]] = {}
     for record in await read_records(store, run, PREFIX, LibrariesRecord):
         for name, each in record.versions.items():
-            found.setdefault(f"{name} of {record.service}", set()).add(each)
-    return {name: ", ".join(sorted(each)) for name, each in sorted(found.items())}
+            versions_by_name.setdefault(f"{name} of {record.service}", set()).add(each)
+    return {name: ", ".join(sorted(each)) for name, each in sorted(versions_by_name.items())}

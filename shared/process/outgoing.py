@@ -120,8 +120,8 @@ def _inner(address: Address) -> Address:
 
 def resolve_addresses(host: str, port: int) -> list[str]:
     """Return the addresses of a host, in the order in which they are tried; raises OSError."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(each[4][0]) for each in found))
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(each[4][0]) for each in addresses))
 
 
 def check_url(url: str) -> None:

@@ -70,8 +70,8 @@ class WorkInProgress:
             yield
         finally:
             del self._begun[token]
-            taken = self._counted(kind) - began
-            self.longest[kind] = max(taken, self.longest.get(kind, 0.0))
+            seconds = self._counted(kind) - began
+            self.longest[kind] = max(seconds, self.longest.get(kind, 0.0))
 
     def advance(self, seconds: float, *, outage: bool = False) -> None:
         """Let time pass in which this process ran. In an outage, what stores and brokers are
@@ -88,17 +88,19 @@ class WorkInProgress:
         chosen = self.hard_s or (self.slot_s if kind in SLOT_WORK else None)
         if chosen is not None:
             return chosen
-        known = self.longest.get(kind)
-        usual = FIRST_DEADLINE_S if known is None else max(MIN_DEADLINE_S, DEADLINE_FACTOR * known)
+        longest = self.longest.get(kind)
+        usual = (
+            FIRST_DEADLINE_S if longest is None else max(MIN_DEADLINE_S, DEADLINE_FACTOR * longest)
+        )
         return usual + self.longer_s / WARNING_SHARE
 
     def hangs(self, share: float = 1.0) -> str:
         """Return what takes longer than this share of its deadline, in words; empty if nothing."""
         for kind, began in list(self._begun.values()):
-            taken, deadline = self._counted(kind) - began, self.deadline(kind)
-            if taken > share * deadline:
+            seconds, deadline = self._counted(kind) - began, self.deadline(kind)
+            if seconds > share * deadline:
                 return (
-                    f"{kind} has not ended for {taken:.0f} s; this process ends itself after "
+                    f"{kind} has not ended for {seconds:.0f} s; this process ends itself after "
                     f"{deadline:.0f} s (DIGENRL_HANG_S)"
                 )
         return ""

@@ -140,12 +140,12 @@ def one_user_error() -> Iterator[None]:
     try:
         yield
     except BaseExceptionGroup as group:
-        found: BaseException | None = group.subgroup((UserError, RanksLost))
-        while isinstance(found, BaseExceptionGroup):
-            found = found.exceptions[0]
-        if found is None:
+        error: BaseException | None = group.subgroup((UserError, RanksLost))
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if error is None:
             raise
-        raise found from None
+        raise error from None
 
 
 def prepare_libraries(recipe: Recipe, *, threads: int, on_cpu: bool = False) -> None:

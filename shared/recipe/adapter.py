@@ -43,12 +43,12 @@ def agreed(lora: Lora, adapter: LoraFile) -> Lora:
         "experts": adapter.experts,
     }
     for key in sorted(lora.model_fields_set & own.keys()):
-        said = getattr(lora, key)
-        same = _covers(said, adapter) if key == "targets" else said == own[key]
+        own_value = getattr(lora, key)
+        same = _covers(own_value, adapter) if key == "targets" else own_value == own[key]
         if not same:
             value = ", ".join(own["targets"]) if key == "targets" else own[key]  # type: ignore[arg-type]
             raise UserError(
-                f"model.lora.{key}: {said!r} differs from model.adapter's {value}; {REMEDY}"
+                f"model.lora.{key}: {own_value!r} differs from model.adapter's {value}; {REMEDY}"
             )
     return Lora.model_validate(own)
 
@@ -61,5 +61,5 @@ def _covers(targets: tuple[str, ...], adapter: LoraFile) -> bool:
     def named(layer: str) -> set[str]:
         return {each for each in targets if layer == each or layer.endswith(f".{each}")}
 
-    found = [named(layer) for layer in adapter.layers]
-    return all(found) and set().union(*found) == set(targets)
+    names = [named(layer) for layer in adapter.layers]
+    return all(names) and set().union(*names) == set(targets)

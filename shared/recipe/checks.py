@@ -333,10 +333,10 @@ def _check_scorers(tables: Tables) -> None:
 
 
 def _check_trained(tables: Tables, part: int, field: str) -> None:
-    of = "batch.group_size" if tables.algorithm.best_of is None else "algorithm.best_of"
+    whole = "batch.group_size" if tables.algorithm.best_of is None else "algorithm.best_of"
     if ALGORITHMS[tables.algorithm.name].pairs:
-        of = f"the one pair of a group that {tables.algorithm.name} trains"
-    check_divides(part, tables.trained_samples, field, of)
+        whole = f"the one pair of a group that {tables.algorithm.name} trains"
+    check_divides(part, tables.trained_samples, field, whole)
 
 
 CHECKS = (

@@ -34,19 +34,19 @@ def check_unique(field: str, names: list[str]) -> None:
         raise ValueError(f"{field}: the name {twice[0]} is used twice")
 
 
-def check_divides(part: int, whole: int, field: str, of: str) -> None:
+def check_divides(part: int, whole: int, field: str, whole_name: str) -> None:
     """Raises ValueError, which names the nearest divisors, unless ``part`` divides ``whole``."""
     if whole % part == 0:
         return
     divisors = [value for value in range(1, whole + 1) if whole % value == 0]
     nearest = sorted(sorted(divisors, key=lambda value: abs(value - part))[:2])
     raise ValueError(
-        f"{field}: {part} does not divide {of} ({whole}); nearest that do: "
+        f"{field}: {part} does not divide {whole_name} ({whole}); nearest that do: "
         + " and ".join(str(value) for value in nearest)
     )
 
 
-def check_at_most(value: int | str, limit: int, field: str, of: str) -> None:
+def check_at_most(value: int | str, limit: int, field: str, whole_name: str) -> None:
     """Raises ValueError if a number is above the limit."""
     if isinstance(value, int) and value > limit:
-        raise ValueError(f"{field}: {value} is more than {of}; at most {limit}")
+        raise ValueError(f"{field}: {value} is more than {whole_name}; at most {limit}")

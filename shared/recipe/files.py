@@ -152,14 +152,16 @@ def check_excluded(tables: Mapping[str, Any]) -> None:
             raise UserError(f"{table}.{one}, {table}.{other}: set one of the two, not both")
 
 
-def _put_below(tables: Any, folder: Path, beside: Path) -> None:
-    """Makes paths that are relative to ``folder`` relative to ``beside``, which ``folder`` is
+def _put_below(tables: Any, folder: Path, base_folder: Path) -> None:
+    """Makes paths that are relative to ``folder`` relative to ``base_folder``, which ``folder`` is
     relative to. A path that only the host's folder of models has stays unchanged, and a value that
     is no path is left for the recipe's own checks."""
     for _, table, key in _places(tables):
         if isinstance(table[key], str) and not table[key].startswith(f"{HOME}/"):
             below, root = folder / table[key], models_root()
-            if _is_there(beside / below, key) or not (root and _is_there(root / table[key], key)):
+            if _is_there(base_folder / below, key) or not (
+                root and _is_there(root / table[key], key)
+            ):
                 table[key] = str(below)
 
 
@@ -208,13 +210,13 @@ def without_excluded(
 
 def resolved(path: Path, base: Path) -> Path:
     """Return what a recipe in the folder ``base`` means by ``path`` on this host."""
-    beside, root = (base / path).resolve(), models_root()
-    if path.parts[:1] == (HOME,) and not beside.exists():
+    path_in_folder, root = (base / path).resolve(), models_root()
+    if path.parts[:1] == (HOME,) and not path_in_folder.exists():
         return path.expanduser().resolve()
-    if root is None or path.is_absolute() or beside.exists():
-        return beside
+    if root is None or path.is_absolute() or path_in_folder.exists():
+        return path_in_folder
     below = (root / path).resolve()
-    return below if below.exists() else beside
+    return below if below.exists() else path_in_folder
 
 
 def key_paths(tables: Mapping[str, Any]) -> dict[str, str]:
@@ -251,13 +253,13 @@ def _put_portable(tables: Mapping[str, Any], portable: Mapping[str, str]) -> Non
     root = models_root()
     if root is None:
         return
-    found = {label: root / name for label, name in portable.items()}
+    paths = {label: root / name for label, name in portable.items()}
     stored = key_paths(tables)
     put_paths(
         tables,
         {
             label: str(path)
-            for label, path in found.items()
+            for label, path in paths.items()
             if path.exists() or not Path(stored.get(label, "")).exists()
         },
     )

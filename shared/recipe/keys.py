@@ -90,31 +90,31 @@ def nearest(recipe: type[BaseModel], name: str) -> str | None:
     The last word counts twice, so that a key in the wrong table, or in none, is found; but not by
     a word that several tables have.
     """
-    *tables, said = name.replace("-", "_").split(".")
-    table, last = ".".join(tables), SYNONYMS.get(said, said)
+    *tables, key_name = name.replace("-", "_").split(".")
+    table, last = ".".join(tables), SYNONYMS.get(key_name, key_name)
     keys = [key.name for key in recipe_keys(recipe).values()]
-    known = [key for key in keys if not key.endswith(NAMES)]
-    is_common = sum(key.rpartition(".")[2] == last for key in known) > 1
+    full_keys = [key for key in keys if not key.endswith(NAMES)]
+    is_common = sum(key.rpartition(".")[2] == last for key in full_keys) > 1
 
     def likeness(key: str) -> float:
-        *of, own = key.split(".")
+        *tables_of_key, own = key.split(".")
         same = _likeness(last, own)
         if not table:
             return same
         if is_common and own == last:
-            return _likeness(table, ".".join(of[: len(tables)]))
-        return (2 * same + _likeness(table, ".".join(of))) / 3
+            return _likeness(table, ".".join(tables_of_key[: len(tables)]))
+        return (2 * same + _likeness(table, ".".join(tables_of_key))) / 3
 
-    best = max(known, key=likeness)
+    best = max(full_keys, key=likeness)
     return best.replace(ANY, "NAME") if likeness(best) >= MIN_SIMILARITY else None
 
 
-def _likeness(given: str, known: str) -> float:
+def _likeness(given: str, candidate: str) -> float:
     """Return how alike two words are, from 0 to 1; initials, as in lr, are nearly the word."""
-    initials = "".join(word[0] for word in known.split("_"))
+    initials = "".join(word[0] for word in candidate.split("_"))
     if given == initials and len(given) > 1:
         return 0.95
-    whole = difflib.SequenceMatcher(None, given, known).ratio()
-    if len(given) > 1 and given in known.split("_"):
+    whole = difflib.SequenceMatcher(None, given, candidate).ratio()
+    if len(given) > 1 and given in candidate.split("_"):
         return max(whole, 0.75)
     return whole

@@ -54,12 +54,12 @@ def find_option_key(recipe: type[BaseModel], name: str) -> tuple[tuple[str, ...]
     Raises:
         UserError: if no key has that name; names the nearest.
     """
-    found = find_key(recipe, name)
-    if found is None:
+    key = find_key(recipe, name)
+    if key is None:
         meant = nearest(recipe, name)
         remedy = f"did you mean --{meant}?" if meant else "`digenrl recipe keys` lists the keys"
         raise UserError(f"--{name}: no key of a recipe; {remedy}")
-    return found
+    return key
 
 
 def _value(key: Key, text: str, folder: Path) -> Any:
@@ -69,10 +69,10 @@ def _value(key: Key, text: str, folder: Path) -> Any:
     kind: TypeAdapter[Any] = TypeAdapter(form)
     for reading in _readings(text):
         try:
-            taken = kind.validate_python(reading)
+            value = kind.validate_python(reading)
         except ValidationError:
             continue
-        return kind.dump_python(_absolute(taken, folder), mode="json", exclude_unset=True)
+        return kind.dump_python(_absolute(value, folder), mode="json", exclude_unset=True)
     return text
 
 
@@ -119,8 +119,8 @@ def _put(tables: Any, parts: list[str], value: Any, label: str, options: Mapping
     if isinstance(tables, list):
         names = [each.get("name") if isinstance(each, dict) else None for each in tables]
         if part not in names:
-            known = ", ".join(str(name) for name in names)
-            raise UserError(f"--{label}.{part}: {label} has no {part}; it has {known}")
+            part_names = ", ".join(str(name) for name in names)
+            raise UserError(f"--{label}.{part}: {label} has no {part}; it has {part_names}")
         at = names.index(part)
         changed = _put(tables[at], rest, value, f"{label}.{part}", options)
         return [*tables[:at], changed, *tables[at + 1 :]]
@@ -129,8 +129,8 @@ def _put(tables: Any, parts: list[str], value: Any, label: str, options: Mapping
     name = f"{label}.{part}".lstrip(".")
     left = without_excluded(label.rpartition(".")[2], tables, {part})
     typed = {
-        key: {} if isinstance(of, Mapping) else of  # of a table, only what options say
-        for key, of in tables.items()
+        key: {} if isinstance(entries, Mapping) else entries  # of a table, only what options say
+        for key, entries in tables.items()
         if key not in left and _is_given(f"{label}.{key}", options)
     }
     tables = {**left, **typed}

@@ -110,10 +110,10 @@ def with_adapter(recipe: Recipe) -> Recipe:
     Raises:
         UserError: if the adapter does not fit the model, or `model.lora` differs.
     """
-    found = recipe_adapter(recipe)
-    if found is None:
+    adapter = recipe_adapter(recipe)
+    if adapter is None:
         return recipe
-    lora = agreed(recipe.model.lora, found)
+    lora = agreed(recipe.model.lora, adapter)
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"lora": lora})})
 
 
@@ -188,11 +188,11 @@ def with_implied(plain: Mapping[str, Any]) -> dict[str, Any]:
     name = table.get("name", DEFAULT) if isinstance(table, Mapping) else None
     if not (isinstance(name, str) and name in ALGORITHMS and isinstance(sampling, Mapping)):
         return tables
-    said = {"sampling": dict(sampling), "algorithm": dict(table)}
+    values = {"sampling": dict(sampling), "algorithm": dict(table)}
     for key, value in _implied(ALGORITHMS[name], sampling):
-        of, own = key.split(".")
-        said[of].setdefault(own, value)
-    return tables | said
+        table_name, own = key.split(".")
+        values[table_name].setdefault(own, value)
+    return tables | values
 
 
 def _implied(method: Method, sampling: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -24,7 +24,7 @@ def describe(error: ValidationError, recipe: type[BaseModel], plain: Any = None)
     """Describe every fault of a ``recipe``, in one line each; ``plain`` are its tables as they were
     given, from which tables in a list have their names."""
     faults = error.errors(include_url=False)
-    found: dict[str, str] = {}
+    messages: dict[str, str] = {}
     paths = [_walk(each["loc"], recipe)[0] for each in faults]
     # A misspelt key is the cause of the missing one.
     for fault in sorted(faults, key=lambda each: each["type"] != "extra_forbidden"):
@@ -32,30 +32,30 @@ def describe(error: ValidationError, recipe: type[BaseModel], plain: Any = None)
         if any(other[: len(path)] == path != other for other in paths):
             continue  # a list of tables is at fault because one of them is
         where = ".".join(_by_name(path, plain))
-        if where in found and fault["type"] != "value_error":
+        if where in messages and fault["type"] != "value_error":
             continue
         match fault["type"]:
             case "extra_forbidden":
-                found[where] = f"{where}: unknown key{_remedy(path, table, recipe)}"
+                messages[where] = f"{where}: unknown key{_remedy(path, table, recipe)}"
             case "missing":
-                found |= _missing(where, table, list(found.values()))
+                messages |= _missing(where, table, list(messages.values()))
             case "value_error":
                 for reason in str(fault["ctx"]["error"]).splitlines():
                     inside = where and "." not in reason.split(":")[0]
-                    found[reason] = f"{where}.{reason}" if inside else reason
+                    messages[reason] = f"{where}.{reason}" if inside else reason
             case _:
                 # Of a key that takes values of several kinds, every kind has its fault.
                 same = [each for each in faults if _walk(each["loc"], recipe)[0] == path]
                 wanted = ", or ".join(_wanted(each) for each in same)
-                found[where] = f"{where}: {wanted}, not {fault['input']!r}"
-    return list(found.values())
+                messages[where] = f"{where}: {wanted}, not {fault['input']!r}"
+    return list(messages.values())
 
 
-def _missing(where: str, table: Any, said: Sequence[str]) -> dict[str, str]:
+def _missing(where: str, table: Any, messages: Sequence[str]) -> dict[str, str]:
     """Return a line for a missing key, or for each key that a missing table needs; none for a key
     that another line takes a misspelt one for."""
     fields = getattr(table, "model_fields", {})
-    if any(line.endswith(f"did you mean {where.rpartition('.')[2]}?") for line in said):
+    if any(line.endswith(f"did you mean {where.rpartition('.')[2]}?") for line in messages):
         return {}
     keys = [f"{where}.{name}" for name, each in fields.items() if each.is_required()]
     return {key: f"{key}: missing; it has no default" for key in keys or [where]}
@@ -63,14 +63,14 @@ def _missing(where: str, table: Any, said: Sequence[str]) -> dict[str, str]:
 
 def _by_name(path: list[str], plain: Any) -> list[str]:
     """Return the path with the names of tables in place of their numbers in a list."""
-    found, named = plain, list[str]()
+    field, named = plain, list[str]()
     for part in path:
-        if isinstance(found, list) and part.isdigit() and int(part) < len(found):
-            found = found[int(part)]
-            name = found.get("name") if isinstance(found, Mapping) else None
+        if isinstance(field, list) and part.isdigit() and int(part) < len(field):
+            field = field[int(part)]
+            name = field.get("name") if isinstance(field, Mapping) else None
             named.append(name if isinstance(name, str) and name else part)
         else:
-            found = found.get(part) if isinstance(found, Mapping) else None
+            field = field.get(part) if isinstance(field, Mapping) else None
             named.append(part)
     return named
 
@@ -102,18 +102,18 @@ def _walk(location: tuple[int | str, ...], recipe: type[BaseModel]) -> tuple[lis
 
 def _remedy(path: list[str], table: type[BaseModel], recipe: type[BaseModel]) -> str:
     """Name the nearest key of the table, or else of all tables."""
-    known, said = list(table.model_fields), path[-1]
-    last = SYNONYMS.get(said, said)
-    close = difflib.get_close_matches(last, known, n=1, cutoff=0.5)
+    names, key_name = list(table.model_fields), path[-1]
+    last = SYNONYMS.get(key_name, key_name)
+    close = difflib.get_close_matches(last, names, n=1, cutoff=0.5)
     tables = {key.rpartition(".")[0] for key in recipe_keys(recipe)}
-    inner = [name for name in tables if name.rpartition(".")[2] == said]
+    inner = [name for name in tables if name.rpartition(".")[2] == key_name]
     if inner and len(path) == 1:
         meant: str | None = inner[0]
-    elif close and (last == said or last in known):
+    elif close and (last == key_name or last in names):
         meant = close[0]
     else:
         meant = nearest(recipe, ".".join(path))
-    return f"; did you mean {meant}?" if meant else f"; known are {', '.join(known)}"
+    return f"; did you mean {meant}?" if meant else f"; known are {', '.join(names)}"
 
 
 def _inner_table(annotation: Any) -> Any:

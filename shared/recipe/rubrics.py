@@ -8,10 +8,10 @@ ANSWER_FORMAT = """\
 Answer with one number from 0 ({worst}) to {highest} ({best}), and nothing else."""
 
 
-def _question(asked: str, worst: str, best: str, *, what: str = "This picture was") -> str:
+def _question(question: str, worst: str, best: str, *, what: str = "This picture was") -> str:
     # Names in braces that are left are filled in for each sample.
     end = ANSWER_FORMAT.replace("{worst}", worst).replace("{best}", best)
-    return f"{what} made for the following description.\n\n{{prompt}}\n\n{asked} {end}"
+    return f"{what} made for the following description.\n\n{{prompt}}\n\n{question} {end}"
 
 
 _FRAMES = "These are frames of one video, in their order. It was"

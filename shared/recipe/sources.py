@@ -28,19 +28,21 @@ def sourced_values(
     recipe: Recipe, layers: Sequence[RecipeLayer], options: Mapping[str, Any]
 ) -> list[SourcedValue]:
     """Return every value of a resolved recipe, in the order of its tables."""
-    said: dict[str, tuple[SourceKind, Path | None]] = {}
+    sources: dict[str, tuple[SourceKind, Path | None]] = {}
     for layer in layers:
         kind: SourceKind = "file" if layer is layers[-1] else "base"
         for key, is_list in iterate_leaves(layer.tables, ""):
             if is_list:  # taken whole
-                said = {old: of for old, of in said.items() if not old.startswith(f"{key}.")}
-            said[key] = (kind, layer.path)
+                sources = {
+                    old: source for old, source in sources.items() if not old.startswith(f"{key}.")
+                }
+            sources[key] = (kind, layer.path)
     for key in options:
-        said[key] = ("option", None)
+        sources[key] = ("option", None)
     implied = {each.key for each in implied_values(recipe)}
     plain = recipe.model_dump(mode="json")
     return [
-        SourcedValue(key, value, *_source(key, value, said, implied))
+        SourcedValue(key, value, *_source(key, value, sources, implied))
         for key, value in _values(recipe, plain, "")
     ]
 
@@ -51,27 +53,27 @@ def _values(table: BaseModel, plain: Mapping[str, Any], prefix: str) -> Iterator
         if isinstance(value, BaseModel):
             yield from _values(value, plain[name], f"{key}.")
         elif isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
-            for each, of in zip(value, plain[name], strict=True):
-                yield from _values(each, of, f"{key}.{of['name']}.")
+            for each, entry in zip(value, plain[name], strict=True):
+                yield from _values(each, entry, f"{key}.{entry['name']}.")
         else:
             yield key, plain[name]
 
 
 def _source(
-    key: str, value: Any, said: Mapping[str, tuple[SourceKind, Path | None]], implied: set[str]
+    key: str, value: Any, sources: Mapping[str, tuple[SourceKind, Path | None]], implied: set[str]
 ) -> tuple[SourceKind, Path | None]:
     """Return the source of a key; a value of several keys may be set as a whole, or part by
     part."""
-    if value is None and said.get(key, ("", None))[0] != "option":
+    if value is None and sources.get(key, ("", None))[0] != "option":
         return ("default", None)  # TOML has no null: another key took away what a file says
-    if key in said:
-        return said[key]
-    inner = [of for name, of in said.items() if name.startswith(f"{key}.")]
+    if key in sources:
+        return sources[key]
+    inner = [source for name, source in sources.items() if name.startswith(f"{key}.")]
     if inner:
         return inner[-1]
     outer, _, _ = key.rpartition(".")
     while outer:
-        if said.get(outer, ("", None))[0] == "option":
-            return said[outer]
+        if sources.get(outer, ("", None))[0] == "option":
+            return sources[outer]
         outer, _, _ = outer.rpartition(".")
     return ("implied", None) if key in implied else ("default", None)

@@ -118,14 +118,14 @@ class Chain:
         """
         before = min(before, self.version + 1)
         first = max(0, before - number)
-        known = {step.version: step for step in self.recent}
+        steps_by_version = {step.version: step for step in self.recent}
         for start in range(first - first % SEGMENT_STEPS, before, SEGMENT_STEPS):
             wanted = range(max(first, start), min(before, start + SEGMENT_STEPS))
-            if not all(version in known for version in wanted):
+            if not all(version in steps_by_version for version in wanted):
                 segment = await _read(self.store, self.run, start)
                 steps = await self._records(wanted) if segment is None else segment.steps
-                known |= {step.version: step for step in steps}
-        return [known[version] for version in reversed(range(first, before))]
+                steps_by_version |= {step.version: step for step in steps}
+        return [steps_by_version[version] for version in reversed(range(first, before))]
 
     async def _records(self, versions: Sequence[int]) -> list[CommitSummary]:
         return [summarise_commit(each) for each in await _stored(self.store, self.run, versions)]
@@ -159,8 +159,8 @@ async def read_chain(
     count = len(versions)
     if versions and versions[-1] != count - 1:
         raise ContractError(f"the commits of run {run} are broken: a record is missing")
-    there = frozenset(await named_objects(store, run, "chain"))
-    for usable, careful in ((there, False), (frozenset[str](), False), (frozenset[str](), True)):
+    keys = frozenset(await named_objects(store, run, "chain"))
+    for usable, careful in ((keys, False), (frozenset[str](), False), (frozenset[str](), True)):
         reader = _Reader(store, run, count, usable, wanted, careful)
         if await reader.read() and await reader.is_confirmed():
             return reader.chain()
@@ -232,8 +232,8 @@ class _Reader:
 
     async def _take_records(self, versions: range) -> bool:
         """Add records, if they continue from here."""
-        found = await _stored(self.store, self.run, versions, careful=self.careful)
-        for stored in found:
+        records = await _stored(self.store, self.run, versions, careful=self.careful)
+        for stored in records:
             if stored.record.parent != self._digest:
                 return False
             self._add(summarise_commit(stored))
@@ -256,7 +256,7 @@ async def _stored(
 ) -> list[StoredRecord]:
     """Read records, some at a time; raises ContractError if one is missing."""
     read = read_verified if careful else read_stored
-    found: list[StoredRecord] = []
+    records: list[StoredRecord] = []
     for begin in range(0, len(versions), MAX_CONCURRENT_READS):
         part = versions[begin : begin + MAX_CONCURRENT_READS]
         for version, each in zip(
@@ -264,8 +264,8 @@ async def _stored(
         ):
             if each is None:
                 raise ContractError(f"the commits of run {run} are broken at version {version}")
-            found.append(each)
-    return found
+            records.append(each)
+    return records
 
 
 async def _read(store: ObjectStore, run: str, first: int) -> Segment | None:
@@ -275,13 +275,13 @@ async def _read(store: ObjectStore, run: str, first: int) -> Segment | None:
     if data is None:
         return None
     try:
-        found = await asyncio.to_thread(Segment.model_validate_json, data)
+        segment = await asyncio.to_thread(Segment.model_validate_json, data)
     except ValidationError:
         log.warning("chain_segment_unreadable", key=key)
         return None
-    names = [(step.run, step.version) for step in found.steps]
+    names = [(step.run, step.version) for step in segment.steps]
     is_right = names == [(run, version) for version in range(first, first + SEGMENT_STEPS)]
-    return found if is_right else None
+    return segment if is_right else None
 
 
 async def _store(store: ObjectStore, run: str, segment: Segment) -> None:

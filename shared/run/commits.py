@@ -98,8 +98,8 @@ class CommitRecord(Record):
     def objects(self) -> tuple[ObjectRef, ...]:
         """All that the version is stored as, by its record: each of them names objects, or is
         one."""
-        found = (self.weights, self.trained_weights, self.checkpoint)
-        return tuple(each for each in found if each is not None)
+        references = (self.weights, self.trained_weights, self.checkpoint)
+        return tuple(each for each in references if each is not None)
 
     def announcement(self, *, worker: str | None = None, seconds: float = 0.0) -> PolicyPublished:
         """Return the news of this commit; ``worker``: the sender, if not the record's trainer."""
@@ -173,13 +173,13 @@ async def read_verified(store: ObjectStore, run: str, version: int) -> StoredRec
 
 async def _verified(store: ObjectStore, run: str, version: int, data: bytes) -> StoredRecord:
     whole = await whole_bytes(store, run, version, data)
-    found = None if whole is None else decoded(whole, run, version)
-    if found is None:
+    record = None if whole is None else decoded(whole, run, version)
+    if record is None:
         key = commit_key(run, version)
         raise ContractError(f"{key} is not a commit record; {remedy(run)}")
     if whole != data:
         note_damage(run, commit_key(run, version), "commit")
-    return found
+    return record
 
 
 async def whole_bytes(
@@ -199,8 +199,8 @@ async def whole_bytes(
     if own is not None and named in (None, own.digest):
         return data
     for digest, copy in copies.items():
-        found = decoded(copy, run, version)
-        if found is not None and named in (None, digest) and await _follows(store, found.record):
+        record = decoded(copy, run, version)
+        if record is not None and named in (None, digest) and await _follows(store, record.record):
             return copy
     return None if own is None else data
 
@@ -258,8 +258,8 @@ async def stored_digest(
 
 async def newest_commit(store: ObjectStore, run: str) -> CommitRecord | None:
     versions = await numbers_in(store, run, "commits")
-    found = await read_verified(store, run, versions[-1]) if versions else None
-    return None if found is None else found.record
+    record = await read_verified(store, run, versions[-1]) if versions else None
+    return None if record is None else record.record
 
 
 async def commit_chain(store: ObjectStore, run: str) -> list[CommitRecord]:

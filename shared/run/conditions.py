@@ -39,13 +39,13 @@ class Encoding:
     def digest(
         self, prompt: str, image: SourceImage | None = None, negative: str | None = None
     ) -> str:
-        said = {**asdict(self), "prompt": prompt}
-        del said["size"]
+        inputs = {**asdict(self), "prompt": prompt}
+        del inputs["size"]
         if negative is not None:
-            said["negative_prompt"] = negative
+            inputs["negative_prompt"] = negative
         if image is not None:
-            said |= {"image": image.sha256, "size": self.size}
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+            inputs |= {"image": image.sha256, "size": self.size}
+        return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
 
 async def find_encoding(store: ObjectStore, recipe: Recipe) -> Encoding:

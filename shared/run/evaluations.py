@@ -34,13 +34,13 @@ class _Record(BaseModel):
 def reached(figures: Iterable[Mapping[int, float]], goal: float) -> int | None:
     """Return the first version that reaches ``goal`` together with the version evaluated before
     it, at the same settings; None if no version does. A single high figure may be luck."""
-    found = [
+    versions = [
         version
         for each in figures
         for before, version in pairwise(sorted(each))
         if min(each[before], each[version]) >= goal
     ]
-    return min(found, default=None)
+    return min(versions, default=None)
 
 
 class Measured(Protocol):
@@ -93,7 +93,7 @@ class GoldFigures:
     async def _by_settings(
         self, figure_of: Callable[[Measured, Mapping[str, float]], float | None]
     ) -> list[dict[int, float]]:
-        found: defaultdict[str, dict[int, float]] = defaultdict(dict)
+        figures: defaultdict[str, dict[int, float]] = defaultdict(dict)
         for key, name in (await named_objects(self.store, self.run, "evaluations")).items():
             if name["settings"] is not None:
                 if key not in self._known:
@@ -101,8 +101,8 @@ class GoldFigures:
                 quality = self._known[key]
                 figure = None if quality is None else figure_of(quality, self.weights)
                 if figure is not None:
-                    found[name["settings"]][int(name["number"])] = figure
-        return list(found.values())
+                    figures[name["settings"]][int(name["number"])] = figure
+        return list(figures.values())
 
     async def _quality(self, key: str) -> _Quality | None:
         try:

@@ -86,34 +86,34 @@ async def check_files(
             if needed:
                 raise UserError(_is_missing(key, path))
             continue
-        found = await asyncio.to_thread(record_file, key, path)
+        record = await asyncio.to_thread(record_file, key, path)
         stored = await _stored(store, recipe.run.name, key)
         while stored is None and (stores or needed):
             if stores:
-                data = found.model_dump_json(indent=1).encode()
+                data = record.model_dump_json(indent=1).encode()
                 await create_kept(store, recipe.run.name, f"files/{key}", data)
             else:
                 await asyncio.sleep(DIGEST_POLL_S)
             stored = await _stored(store, recipe.run.name, key)
         if stored is not None:
-            check_same_file(key, stored, found)
+            check_same_file(key, stored, record)
 
 
 def file_records(recipe: Recipe, keys: Collection[str]) -> dict[str, FileRecord]:
     """Return the digests of the files of ``keys`` that are on this host."""
-    there = {key: path for key, path in paths_named(recipe, keys).items() if path.exists()}
-    return {key: record_file(key, path) for key, path in there.items()}
+    paths = {key: path for key, path in paths_named(recipe, keys).items() if path.exists()}
+    return {key: record_file(key, path) for key, path in paths.items()}
 
 
-def matching(stored: Mapping[str, FileRecord], found: Mapping[str, FileRecord]) -> set[str]:
+def matching(stored: Mapping[str, FileRecord], current: Mapping[str, FileRecord]) -> set[str]:
     """Return the keys that both have.
 
     Raises:
         UserError: if the files of such a key differ.
     """
-    for key in stored.keys() & found.keys():
-        check_same_file(key, stored[key], found[key])
-    return stored.keys() & found.keys()
+    for key in stored.keys() & current.keys():
+        check_same_file(key, stored[key], current[key])
+    return stored.keys() & current.keys()
 
 
 async def same_files(store: ObjectStore, recipe: Recipe, keys: Collection[str]) -> set[str]:
@@ -122,9 +122,9 @@ async def same_files(store: ObjectStore, recipe: Recipe, keys: Collection[str]) 
     Raises:
         UserError: if a file on this host differs from the run's.
     """
-    found = await asyncio.to_thread(file_records, recipe, keys)
-    stored = {key: await _stored(store, recipe.run.name, key) for key in found}
-    return matching({key: each for key, each in stored.items() if each is not None}, found)
+    current = await asyncio.to_thread(file_records, recipe, keys)
+    stored = {key: await _stored(store, recipe.run.name, key) for key in current}
+    return matching({key: each for key, each in stored.items() if each is not None}, current)
 
 
 def paths_named(recipe: Recipe, keys: Collection[str]) -> dict[str, Path]:
@@ -146,19 +146,19 @@ def record_file(key: str, path: Path) -> FileRecord:
     return FileRecord(digest=digest, path=str(path), host=socket.gethostname())
 
 
-def check_same_file(key: str, stored: FileRecord, found: FileRecord) -> None:
+def check_same_file(key: str, stored: FileRecord, current: FileRecord) -> None:
     """Raises UserError, one line with both digests, if the digests differ."""
-    if stored.digest == found.digest:
+    if stored.digest == current.digest:
         return
-    digests = found.digest[:12], stored.digest[:12]
-    if (stored.host, stored.path) == (found.host, found.path):
+    digests = current.digest[:12], stored.digest[:12]
+    if (stored.host, stored.path) == (current.host, current.path):
         raise UserError(
-            f"{key}: {found.path} was changed since the run began: it has the digest {digests[0]}, "
+            f"{key}: {current.path} has changed since the run began: its digest is {digests[0]}, "
             f"and the run uses {digests[1]}. A run keeps its files: restore this one, or start a "
             "new run with `--fresh`"
         )
     raise UserError(
-        f"{key}: {found.path} on {found.host} has the digest {digests[0]}, and the run uses "
+        f"{key}: {current.path} on {current.host} has the digest {digests[0]}, and the run uses "
         f"{stored.path} on {stored.host} with {digests[1]}; copy that one here, or set {ROOT} to "
         "the folder that holds it"
     )
@@ -198,13 +198,13 @@ async def read_records(
 ) -> list[RecordT]:
     """Return a run's records whose keys begin so; damaged ones count as absent: they only serve
     notes and reports."""
-    found = list[RecordT]()
+    records = list[RecordT]()
     for key in await named_objects(store, run, "files"):
         name = key.removeprefix(f"{run}/").removesuffix(".json")
         if f"{name}.".startswith(f"files/{prefix}"):
             with contextlib.suppress(ValidationError):
-                found.append(model.model_validate_json(await read_kept(store, run, name) or b""))
-    return found
+                records.append(model.model_validate_json(await read_kept(store, run, name) or b""))
+    return records
 
 
 def _model_files(folder: Path) -> list[Path]:
@@ -215,11 +215,11 @@ def _model_files(folder: Path) -> list[Path]:
         names = [name for name, kind in parts.items() if isinstance(kind, list) and all(kind)]
     except (OSError, ValueError, AttributeError):
         return []
-    found = [index]
+    files = [index]
     for part in (folder / name for name in sorted(names)):
         configs = [file for file in _all_files(part) if not file.name.endswith(WEIGHTS)]
-        found += [file for file in sorted({*configs, *weight_files(part)}) if file.is_file()]
-    return found
+        files += [file for file in sorted({*configs, *weight_files(part)}) if file.is_file()]
+    return files
 
 
 def _all_files(folder: Path) -> list[Path]:

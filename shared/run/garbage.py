@@ -60,7 +60,7 @@ async def find_garbage(
     entries = [each for folder in version_folders(run) for each in await store.entries(folder)]
     media = await store.entries(evaluations_folder(run))
     chain = await commit_chain(store, run)
-    found = [
+    garbage = [
         *await _versions(store, retention_from(recipe), chain, entries),
         DeletableObjects("of older batches", await _batches(store, run, chain)),
         DeletableObjects("pictures that no evaluation names", await _pictures(store, run, media)),
@@ -70,7 +70,7 @@ async def find_garbage(
         DeletableObjects(
             each.kind, [o for o in each.found if o.modified <= now - min_age], each.unfinished
         )
-        for each in found
+        for each in garbage
     ]
     return [each for each in old if each.found]
 
@@ -93,14 +93,14 @@ async def _versions(
     chain: Sequence[CommitRecord],
     entries: Sequence[StoredObject],
 ) -> list[DeletableObjects]:
-    there = {each.key for each in entries}
+    stored_keys = {each.key for each in entries}
     kept: set[int] = set()
     if chain:
         gold = GoldFigures(store, chain[0].run, retention.gold_weights)
         kept = await kept_now(retention, gold, chain[-1].policy.version)
-    shards = await Manifests(store).shards(chain, there, kept)
+    shards = await Manifests(store).shards(chain, stored_keys, kept)
     old_shards, old = deletable(chain, kept, shards)
-    orphans = there - named_by(chain, shards)
+    orphans = stored_keys - named_by(chain, shards)
 
     def of(keys: Collection[str]) -> list[StoredObject]:
         return [each for each in entries if each.key in keys]

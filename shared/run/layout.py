@@ -78,17 +78,17 @@ async def named_objects(
     Args:
         within: a part of the folder, such as ``00000012``.
     """
-    found = {}
+    matches = {}
     for key in await store.keys(f"{run}/{folder}/{within}".rstrip("/")):
         match = parse_name(run, folder, key)
         if match is not None:
-            found[key] = match
+            matches[key] = match
         elif key not in _foreign:
             _foreign.add(key)
             CORRUPT.labels(what="foreign").inc()
             remedy = f"stop the run, and digenrl repair {run} --apply moves it away"
             log.error("foreign_object", key=key, then="it is passed over", remedy=remedy)
-    return found
+    return matches
 
 
 def parse_name(run: str, folder: str, key: str) -> re.Match[str] | None:

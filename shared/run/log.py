@@ -81,8 +81,8 @@ class Log:
         """
         while True:
             await self.look()
-            if (known := self.facts.get(entry.fact)) is not None:
-                return known
+            if (entry_number := self.facts.get(entry.fact)) is not None:
+                return entry_number
             number = len(self.numbered) + 1
             numbered = entry.model_copy(update={"number": number})
             data = numbered.model_dump_json(exclude_none=True).encode()
@@ -92,10 +92,10 @@ class Log:
         """Read the next entries; return whether there are any."""
         first = len(self.numbered) + 1
         keys = [self.key(number) for number in range(first, first + number_of_reads)]
-        found = await asyncio.gather(*map(self.store.read, keys))
-        while found and found[-1] is None:
-            found.pop()
-        for number, data in enumerate(found, first):
+        contents = await asyncio.gather(*map(self.store.read, keys))
+        while contents and contents[-1] is None:
+            contents.pop()
+        for number, data in enumerate(contents, first):
             entry = _parsed(data, number)
             if entry is None:  # the next one is there: this one came meanwhile, or never will
                 entry = _parsed(await self.store.read(self.key(number)), number)
@@ -104,7 +104,7 @@ class Log:
             else:
                 self.facts.setdefault(entry.fact, number)
             self.numbered.append(entry)
-        return bool(found)
+        return bool(contents)
 
 
 def _parsed(data: bytes | None, number: int) -> Entry | None:

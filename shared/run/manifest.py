@@ -114,11 +114,11 @@ class StoredParts(Record):
 
 def check_complete(shards: Iterable[TensorBoxes]) -> None:
     """Raise ValueError unless the pieces are each element of each tensor exactly once."""
-    found: dict[str, list[TensorBox]] = {}
+    boxes: dict[str, list[TensorBox]] = {}
     for pieces in shards:
         for name, piece in pieces.items():
-            found.setdefault(name, []).append(piece)
-    for name, of_one in found.items():
+            boxes.setdefault(name, []).append(piece)
+    for name, of_one in boxes.items():
         _check_tensor(name, of_one)
 
 

@@ -79,7 +79,7 @@ def shares(samples: int, steps: int, groups: int, group_size: int) -> tuple[int,
     return (shown, min(groups, samples // (shown * group_size))) if shown else (0, 0)
 
 
-def evenly(number: int, of: int) -> frozenset[int]:
+def evenly(number: int, total: int) -> frozenset[int]:
     """Return this many of the first numbers, including the first and the last.
 
     >>> sorted(evenly(4, 10)), sorted(evenly(1, 10)), sorted(evenly(0, 10))
@@ -87,7 +87,7 @@ def evenly(number: int, of: int) -> frozenset[int]:
     """
     if number < 2:
         return frozenset(range(number))
-    return frozenset(round(place * (of - 1) / (number - 1)) for place in range(number))
+    return frozenset(round(place * (total - 1) / (number - 1)) for place in range(number))
 
 
 def preview_key(run: str, batch: int, group: int, first_sample: int, attempt: int) -> str:

@@ -60,12 +60,12 @@ async def keep_copy(store: ObjectStore, run: str, version: int, digest: str) -> 
 
 async def valid_copies(store: ObjectStore, run: str, name: str) -> dict[str, bytes]:
     """Return the copies of a record that match their names, by digest."""
-    found = {}
+    copies = {}
     for key, parts in (await named_objects(store, run, "copies", name)).items():
         data = _unpacked(await store.read(key) or b"")
         if record_digest(data) == parts["digest"]:
-            found[parts["digest"]] = data
-    return found
+            copies[parts["digest"]] = data
+    return copies
 
 
 async def create_kept(store: ObjectStore, run: str, name: str, data: bytes) -> None:

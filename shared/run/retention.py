@@ -151,18 +151,18 @@ class Manifests:
     _known: dict[str, frozenset[str]] = field(default_factory=dict)
 
     async def shards(
-        self, records: Iterable[StoredAs], there: Collection[str], kept: Collection[int]
+        self, records: Iterable[StoredAs], keys: Collection[str], kept: Collection[int]
     ) -> Shards:
-        """Return the shards of the manifests that are ``there``.
+        """Return the shards of the manifests that are ``keys``.
 
         Raises:
             IntegrityError: if a kept version's manifest cannot be read: its shards are then
                 unknown.
         """
-        self._known = {key: self._known[key] for key in self._known.keys() & set(there)}
+        self._known = {key: self._known[key] for key in self._known.keys() & set(keys)}
         for record in records:
             for ref in record.objects:
-                if is_manifest(ref) and ref.key in there and ref.key not in self._known:
+                if is_manifest(ref) and ref.key in keys and ref.key not in self._known:
                     self._known[ref.key] = await self._read(ref, record.policy.version in kept)
         return self._known
 

@@ -101,7 +101,7 @@ async def check_recipe(
         UserError: if the run was started with a recipe of another meaning, or with other files,
             or if a model's own sigmas are requested and unknown.
     """
-    asked, seen = recipe, await store.read(recipe_key(recipe.run.name))
+    given, stored_recipe = recipe, await store.read(recipe_key(recipe.run.name))
     stored = await _read_stored(store, recipe.run.name)
     if stored is not None:
         recipe = keep_adapter(stored.recipe, keep_sigmas(stored.recipe, recipe))
@@ -126,7 +126,7 @@ async def check_recipe(
     await check_files(store, recipe, FILES, needed=False)
     stored_tables = {**tables, PORTABLE: portable, RELEASE_KEY: RELEASE}
     data = json.dumps(stored_tables, indent=1).encode()
-    return CheckedRecipe(asked, recipe_folder, recipe, data, seen)
+    return CheckedRecipe(given, recipe_folder, recipe, data, stored_recipe)
 
 
 async def read_recipe(store: ObjectStore, run: str) -> Recipe | None:
@@ -245,14 +245,14 @@ def keep_sigmas(stored: Recipe, given: Recipe) -> Recipe:
     """Return ``given`` with the sigmas of the run where it asks for the model's own and the model
     is not on this host. Where the run's sigmas were made otherwise, ``given`` keeps its own."""
     trained, evaluated = given.sampling.sigmas, given.evaluation.sigmas
-    known, measured = stored.sampling.sigmas, stored.evaluation.sigmas or stored.sampling.sigmas
+    sigmas, measured = stored.sampling.sigmas, stored.evaluation.sigmas or stored.sampling.sigmas
     changes: dict[str, Any] = {}
     if (evaluated or trained) == "model":
         same = not isinstance(measured, str) and _sigma_inputs(stored) == _sigma_inputs(given)
         changes["evaluation.sigmas"] = measured if same else "model"
     same_steps = stored.sampling.steps == given.sampling.steps
-    if trained == "model" and same_steps and not isinstance(known, str):
-        changes["sampling.sigmas"] = known
+    if trained == "model" and same_steps and not isinstance(sigmas, str):
+        changes["sampling.sigmas"] = sigmas
     return override(given, changes)
 
 
@@ -267,8 +267,12 @@ def keep_adapter(stored: Recipe, given: Recipe) -> Recipe:
 
 def _sigma_inputs(recipe: Recipe) -> tuple[int, int, int]:
     """Return what a model's sigmas depend on: steps, height and width."""
-    of, model = recipe.evaluation, recipe.model
-    return of.steps or recipe.sampling.steps, of.height or model.height, of.width or model.width
+    size, model = recipe.evaluation, recipe.model
+    return (
+        size.steps or recipe.sampling.steps,
+        size.height or model.height,
+        size.width or model.width,
+    )
 
 
 def check_same_run(stored: Recipe, given: Recipe, *, same: Collection[str] = ()) -> None:

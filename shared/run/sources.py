@@ -56,11 +56,11 @@ class SourceImages:
         """
         if image is None:
             return None
-        found = self._kept.get(image.sha256)
-        if found is None:
-            found = await self._store.get(source_ref(self._bus.run, image))
-            self._kept[image.sha256] = found
+        data = self._kept.get(image.sha256)
+        if data is None:
+            data = await self._store.get(source_ref(self._bus.run, image))
+            self._kept[image.sha256] = data
         self._kept.move_to_end(image.sha256)
         while len(self._kept) > MAX_CACHED_IMAGES:
             self._kept.popitem(last=False)
-        return found
+        return data

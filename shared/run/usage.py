@@ -94,8 +94,8 @@ class Timeline(BaseModel):
 
 def seconds_per_step(seconds: Iterable[float]) -> float | None:
     """Return the median step time; None without a step."""
-    known = [*seconds]
-    return round(median(known), 3) if known else None
+    times = [*seconds]
+    return round(median(times), 3) if times else None
 
 
 def per_second(samples: int, seconds: float | None) -> float | None:

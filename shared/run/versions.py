@@ -71,10 +71,12 @@ class VersionIndex:
                     await pipe.watch(self._newest_key, key, self._epoch_key)
                     await self._check_epoch(pipe)
                     # In this order: whoever publishes the same in between is seen to have done it.
-                    newest, known = await pipe.get(self._newest_key), await pipe.get(key)
-                    if known is not None and _decode(known) == version:
+                    newest, stored_version = await pipe.get(self._newest_key), await pipe.get(key)
+                    if stored_version is not None and _decode(stored_version) == version:
                         return
-                    if known is not None or number != (0 if newest is None else int(newest) + 1):
+                    if stored_version is not None or number != (
+                        0 if newest is None else int(newest) + 1
+                    ):
                         holds = "nothing" if newest is None else int(newest)
                         raise IntegrityError(
                             f"the version index is at {holds}; it cannot take {number}"
@@ -101,10 +103,10 @@ class VersionIndex:
             ContractError: if the index holds something that is no version.
         """
         try:
-            found = await self._redis.get(self._key(number))
+            data = await self._redis.get(self._key(number))
         except (redis.ConnectionError, redis.TimeoutError) as error:
             raise Unavailable(f"Redis does not answer: {error}") from error
-        return None if found is None else _decode(found)
+        return None if data is None else _decode(data)
 
     async def rebuild(self, chain: Iterable[StoredAs]) -> None:
         """Make the index agree with the newest commits; raises LeaseLost as `publish` does."""

@@ -100,21 +100,21 @@ class BucketBackend:
 
     async def read(self, key: str) -> bytes | None:
         with _as_unavailable(), contextlib.suppress(NotFoundError, FileNotFoundError):
-            found = await obstore.get_async(self._store, key)
-            return bytes(await found.bytes_async())
+            result = await obstore.get_async(self._store, key)
+            return bytes(await result.bytes_async())
         return None
 
     async def stream(self, key: str, first: int) -> AsyncGenerator[bytes]:
         with _as_unavailable():
             try:
-                found = await (
+                result = await (
                     obstore.get_async(self._store, key, options={"range": {"offset": first}})
                     if first  # of no bytes there is no range
                     else obstore.get_async(self._store, key)
                 )
             except (NotFoundError, FileNotFoundError) as error:
                 raise IntegrityError(f"{key} is not in the store") from error
-            async for chunk in found.stream(min_chunk_size=CHUNK):
+            async for chunk in result.stream(min_chunk_size=CHUNK):
                 yield bytes(chunk)
 
     async def size(self, key: str) -> int | None:
@@ -177,11 +177,11 @@ def _trust(ca: str) -> None:
     The client takes certificates from the machine's file, or from the one that SSL_CERT_FILE names,
     and from nowhere else."""
     named = os.environ.get("SSL_CERT_FILE") or ssl.get_default_verify_paths().cafile
-    known = Path(named).read_text() if named and Path(named).is_file() else ""
-    if ca in known:
+    certificates = Path(named).read_text() if named and Path(named).is_file() else ""
+    if ca in certificates:
         return
     with tempfile.NamedTemporaryFile("w", suffix=".pem", delete=False) as file:
-        file.write(f"{known}\n{ca}")
+        file.write(f"{certificates}\n{ca}")
     atexit.register(Path(file.name).unlink, missing_ok=True)
     os.environ["SSL_CERT_FILE"] = file.name
 

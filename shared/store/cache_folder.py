@@ -116,11 +116,11 @@ class CacheFolder:
     def offered(self, digest: str, attempt: str, size: int) -> int | None:
         """Return a descriptor of an object that is here, or of what is being received of it in this
         attempt; the caller closes it."""
-        found = self._open_file(_checked(digest))
-        if found is not None and os.fstat(found).st_size == size:
-            return found
-        if found is not None:
-            os.close(found)
+        descriptor = self._open_file(_checked(digest))
+        if descriptor is not None and os.fstat(descriptor).st_size == size:
+            return descriptor
+        if descriptor is not None:
+            os.close(descriptor)
         if _ATTEMPT.match(attempt) is None:
             return None
         return self._open_file(f"{digest}.{attempt}{PART}")
@@ -171,27 +171,27 @@ class CacheFolder:
         """Remove what was not used for longest until ``size`` bytes fit below ``limit``, and what
         killed processes have left. The caller holds the lock of ``digest``."""
         whole: list[tuple[float, str, int]] = []
-        taken = 0
+        used = 0
         for name, status in self._files():
             if name.endswith(PART) and self._is_left(name, digest):
                 self._remove(name)
                 continue
-            taken += status.st_size
+            used += status.st_size
             if _DIGEST.match(name):
                 whole.append((status.st_mtime, name, status.st_size))
         for _, name, freed in sorted(whole):
-            if taken + size <= limit:
+            if used + size <= limit:
                 return
             self._remove(name)  # who has mapped it keeps it
-            taken -= freed
+            used -= freed
 
     def secret(self) -> str:
         """Return a random word that only processes of this user on this host can know."""
-        found = self._open_file(SECRET)
-        while found is None:
+        descriptor = self._open_file(SECRET)
+        while descriptor is None:
             self._make_secret()
-            found = self._open_file(SECRET)
-        with os.fdopen(found) as file:
+            descriptor = self._open_file(SECRET)
+        with os.fdopen(descriptor) as file:
             return file.read()
 
     def _make_secret(self) -> None:

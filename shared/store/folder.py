@@ -159,14 +159,14 @@ class FolderBackend:
         return [each for each in self._files(prefix) if _is_temporary(each.key)]
 
     def _files(self, prefix: str) -> list[StoredObject]:
-        found = []
+        objects = []
         for path in (self._root / prefix).rglob("*"):
             with contextlib.suppress(FileNotFoundError):  # it may be deleted at this moment
                 status = path.stat()
                 if stat.S_ISREG(status.st_mode):
                     key = path.relative_to(self._root).as_posix()
-                    found.append(StoredObject(key, status.st_size, status.st_mtime))
-        return found
+                    objects.append(StoredObject(key, status.st_size, status.st_mtime))
+        return objects
 
     @in_thread
     def delete(self, keys: list[str]) -> None:

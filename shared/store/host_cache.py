@@ -67,9 +67,9 @@ class HostCache:
         """
         try:
             for _ in range(MAX_FETCHES):
-                if (found := self.folder.map(ref.sha256, ref.size)) is not None:
+                if (data := self.folder.map(ref.sha256, ref.size)) is not None:
                     SHARED_BYTES.labels(source="cache").inc(ref.size)
-                    return found
+                    return data
                 await self._until_here(ref, store)
             raise OSError(
                 f"{ref.key} was removed {MAX_FETCHES} times: make room for all that is in use"

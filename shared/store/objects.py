@@ -127,8 +127,8 @@ class ObjectStore:
         Buckets do not report them; a lifecycle rule deletes them."""
         return await self.backend.unfinished(checked_key(folder) + "/")
 
-    async def delete_unfinished(self, found: Collection[StoredObject]) -> None:
-        await self.backend.delete([each.key for each in found])
+    async def delete_unfinished(self, objects: Collection[StoredObject]) -> None:
+        await self.backend.delete([each.key for each in objects])
 
     async def delete(self, keys: Collection[str]) -> None:
         """Delete ``keys``; a key that does not exist is no error."""
@@ -166,8 +166,8 @@ def open_store(settings: StoreSettings) -> ObjectStore:
         from shared.store.bucket import BucketBackend  # loads obstore, which a folder does not need
 
         return ObjectStore(BucketBackend(settings), disk=settings.folder)
-    known = ", ".join(f"{scheme}://bucket" for scheme in BUCKETS)
-    raise UserError(f"store_url: {settings.url!r} is neither file:///folder nor one of {known}")
+    schemes = ", ".join(f"{scheme}://bucket" for scheme in BUCKETS)
+    raise UserError(f"store_url: {settings.url!r} is neither file:///folder nor one of {schemes}")
 
 
 def checked_key(key: str) -> str:

@@ -41,14 +41,14 @@ def packed_previews(raw: bytes, most: int) -> bytes:
 def unpacked_previews(data: bytes) -> list[bytes]:
     """Return the pictures of an object; raises ContractError if it holds anything else."""
     try:
-        found = msgpack.unpackb(data)
+        previews = msgpack.unpackb(data)
     except (ValueError, msgpack.UnpackException) as error:
         raise ContractError("this object holds no previews") from error
-    if not isinstance(found, list) or not all(isinstance(each, bytes) for each in found):
+    if not isinstance(previews, list) or not all(isinstance(each, bytes) for each in previews):
         raise ContractError("this object holds no previews")
-    for each in found:
+    for each in previews:
         content_type(each)
-    return found
+    return previews
 
 
 def content_type(picture: bytes) -> str:
@@ -75,8 +75,8 @@ def _preview(sample: "Media", most: int) -> bytes:
     while True:
         image.thumbnail((side, side))
         for quality in QUALITIES:
-            if len(made := _saved(image, "JPEG", quality=quality)) <= most:
-                return made
+            if len(data := _saved(image, "JPEG", quality=quality)) <= most:
+                return data
         side //= 2
 
 

@@ -70,8 +70,8 @@ async def check_redis(
 
 def _check_version(hello: Any, address: str) -> None:
     given = hello if isinstance(hello, dict) else dict(zip(hello[::2], hello[1::2], strict=False))
-    found = given.get(b"version", given.get("version", b"0"))
-    text = found.decode() if isinstance(found, bytes) else str(found)
+    text_or_bytes = given.get(b"version", given.get("version", b"0"))
+    text = text_or_bytes.decode() if isinstance(text_or_bytes, bytes) else str(text_or_bytes)
     if tuple(int(part) for part in text.split(".")[:2]) < MIN_VERSION:
         wanted = ".".join(str(part) for part in MIN_VERSION)
         raise UserError(

@@ -213,8 +213,8 @@ class Relay:
         await self._listen()  # whoever did may have died
         host, port = self.at
         me = Peer(host=host, port=port, token=self.folder.secret(), attempt=attempt)
-        found = await self.peers.enter(ref.sha256, me)
-        return [peer for peer in found if (peer.host, peer.port) != self.at]
+        peers = await self.peers.enter(ref.sha256, me)
+        return [peer for peer in peers if (peer.host, peer.port) != self.at]
 
     async def _listen(self) -> None:
         if self._server is not None:
@@ -232,24 +232,24 @@ class Relay:
         task = asyncio.current_task()
         assert task is not None
         self._answering.add(task)
-        gone = (OSError, TimeoutError, EOFError, ValueError, asyncio.CancelledError)
+        connection_errors = (OSError, TimeoutError, EOFError, ValueError, asyncio.CancelledError)
         try:
-            with contextlib.closing(writer), contextlib.suppress(*gone):
+            with contextlib.closing(writer), contextlib.suppress(*connection_errors):
                 await self._answer(reader, writer)
         finally:
             self._answering.discard(task)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(RESPONSE_TIMEOUT_S):
-            asked = _read(await reader.readline())
-        descriptor = None if asked is None else self._offered(asked)
-        if asked is None or descriptor is None:
+            request = _read(await reader.readline())
+        descriptor = None if request is None else self._offered(request)
+        if request is None or descriptor is None:
             writer.write(RESPONSE_NO)
             return
         writer.transport.pause_reading()  # type: ignore[attr-defined]  # of a socket, it can
         line = socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
         threads = ThreadPoolExecutor(1, "to-peer")
-        giving = threads.submit(self._give, line, descriptor, asked)
+        giving = threads.submit(self._give, line, descriptor, request)
         try:
             await asyncio.shield(asyncio.wrap_future(giving))
         finally:
@@ -258,32 +258,32 @@ class Relay:
                     line.shutdown(socket.SHUT_RDWR)
             threads.shutdown(wait=False)
 
-    def _give(self, line: socket.socket, descriptor: int, asked: RelayRequest) -> None:
+    def _give(self, line: socket.socket, descriptor: int, request: RelayRequest) -> None:
         """Send the present part of an object, and continue as more arrives, until it is whole or
         its own transfer has ended. Closes both."""
         with line, os.fdopen(descriptor, "rb"):
             _wait_in_the_kernel(line, socket.SO_SNDTIMEO)
             line.sendall(RESPONSE_OK)
-            at, grew = asked.first, time.monotonic()
-            while at < asked.size and not self._stopping.is_set():
+            at, grew = request.first, time.monotonic()
+            while at < request.size and not self._stopping.is_set():
                 sent = os.sendfile(
-                    line.fileno(), descriptor, at, min(MAX_SEND_BYTES, asked.size - at)
+                    line.fileno(), descriptor, at, min(MAX_SEND_BYTES, request.size - at)
                 )
                 if sent:
                     at, grew = at + sent, time.monotonic()
                 elif time.monotonic() - grew < STALL_CHECK_S:
                     self._stopping.wait(GROWTH_CHECK_S)
-                elif os.fstat(descriptor).st_nlink and self.folder.is_locked(asked.sha256):
+                elif os.fstat(descriptor).st_nlink and self.folder.is_locked(request.sha256):
                     self._stopping.wait(STALL_CHECK_S)  # it is received, but slowly
                 else:
                     return
 
-    def _offered(self, asked: RelayRequest) -> int | None:
+    def _offered(self, request: RelayRequest) -> int | None:
         if len(self._answering) > READERS:
             return None
-        if not hmac.compare_digest(asked.token, self.folder.secret()):
+        if not hmac.compare_digest(request.token, self.folder.secret()):
             return None
-        return self.folder.offered(asked.sha256, asked.attempt, asked.size)
+        return self.folder.offered(request.sha256, request.attempt, request.size)
 
 
 def _read(line: bytes) -> RelayRequest | None:

@@ -65,17 +65,19 @@ def make_deployment(folder: Path, places: BrokerAddresses, runs: Collection[str]
     seaweedfs.write_settings(
         brokers / "s3", keys, seaweedfs.make_internal_tls(brokers / "s3"), runs
     )
-    said = [
+    lines = [
         f"services: DIGENRL_SECRETS_DIR={folder}/<role>",
         f"services: DIGENRL_API_TOKENS={folder}/api_tokens.json",
         f"brokers: {brokers} has nats/nats.conf, redis/redis.conf, and s3, the HOME of SeaweedFS",
         f"people: {folder}/viewer.token, operator.token, admin.token",
     ]
     if authority is not None:
-        made = authority.certificate(folder / "scheduler", places.tls)
-        said.append(f"scheduler: DIGENRL_TLS_CERT={made.cert}, DIGENRL_TLS_KEY={made.key}")
-        said.append(f"people: {folder}/ca/cert.pem, which browsers and curl --cacert trust")
-    return said
+        certificate = authority.certificate(folder / "scheduler", places.tls)
+        lines.append(
+            f"scheduler: DIGENRL_TLS_CERT={certificate.cert}, DIGENRL_TLS_KEY={certificate.key}"
+        )
+        lines.append(f"people: {folder}/ca/cert.pem, which browsers and curl --cacert trust")
+    return lines
 
 
 def _write_services(

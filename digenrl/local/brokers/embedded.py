@@ -294,10 +294,10 @@ async def reach(host: str, port: int) -> None:
 
 def _binary(name: str) -> str:
     scripts = Path(sysconfig.get_path("scripts"))
-    found = shutil.which(name, path=str(scripts)) or shutil.which(name)
-    if found is None:
+    path = shutil.which(name, path=str(scripts)) or shutil.which(name)
+    if path is None:
         raise UserError(f"{name} is not installed: it {how_to_install('embedded')}")
-    return found
+    return path
 
 
 def _valkey_binary() -> str:
@@ -317,10 +317,10 @@ def broker_binaries() -> dict[str, str | UserError]:
         "valkey-server": _valkey_binary,
         "weed": partial(_binary, "weed"),
     }
-    found: dict[str, str | UserError] = {}
+    binaries: dict[str, str | UserError] = {}
     for name, find in finders.items():
         try:
-            found[name] = find()
+            binaries[name] = find()
         except UserError as error:
-            found[name] = error
-    return found
+            binaries[name] = error
+    return binaries

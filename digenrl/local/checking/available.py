@@ -39,8 +39,8 @@ def listed_families() -> list[AvailableType]:
     def note(pipeline: str) -> str:
         spec = plugins.family_named(pipeline)
         assert spec is not None
-        made = "videos" if spec.makes_videos else "images"
-        return f"makes {made}" + (" from an image and a text" if spec.takes_image else "")
+        output = "videos" if spec.makes_videos else "images"
+        return f"makes {output}" + (" from an image and a text" if spec.takes_image else "")
 
     return _listed(list(FAMILIES), plugins.brought(), note)
 
@@ -58,14 +58,14 @@ def shown(listed: Sequence[AvailableType], *, as_json: bool) -> str:
 def _listed(
     ours: Sequence[str], packages: Mapping[str, EntryPoint], note: Callable[[str], str]
 ) -> list[AvailableType]:
-    found = [AvailableType(name, OURS, note(name)) for name in sorted(ours)]
+    types = [AvailableType(name, OURS, note(name)) for name in sorted(ours)]
     for name, point in sorted(packages.items()):
         package = plugins.package_name(point)
         if name in ours:
-            found.append(AvailableType(name, package, "not used: the name is one of ours"))
+            types.append(AvailableType(name, package, "not used: the name is one of ours"))
             continue
         try:
-            found.append(AvailableType(name, package, note(name)))
+            types.append(AvailableType(name, package, note(name)))
         except UserError as error:
-            found.append(AvailableType(name, package, f"cannot be used: {error}"))
-    return found
+            types.append(AvailableType(name, package, f"cannot be used: {error}"))
+    return types

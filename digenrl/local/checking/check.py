@@ -60,8 +60,8 @@ class CheckedRun:
             f"samples in fragments of {recipe.schedule.fragment_size}"
         )
         if not self.elsewhere and self.trace is None:
-            held, what = _size(versions_bytes(recipe)), "weights, checkpoints and trajectories"
-            yield f"the object store holds up to {held} of {what} at a time"
+            size, what = _size(versions_bytes(recipe)), "weights, checkpoints and trajectories"
+            yield f"the object store holds up to {size} of {what} at a time"
             disk = _size(disk_bytes(recipe))
             yield f"the store of `digenrl up` takes up to {disk} of its disk for these"
         if self.elsewhere:
@@ -131,19 +131,19 @@ def check(
     if not elsewhere and make_own_prompts(recipe, say):
         recipe = load_recipe(path, options)
     counted = traced and (counted or (profile is None and not has_profile(recipe)))
-    recipe, elsewhere, found = _look(recipe, elsewhere, counted if traced else None, say)
+    recipe, elsewhere, model_trace = _look(recipe, elsewhere, counted if traced else None, say)
     forecast_on = partial(
         forecast, recipe, profile=profile, host_gpus=host_gpus, streamed=streamed,
-        host_memory=host_memory, timing=timing, trace=found, launch_us=launch_us,
+        host_memory=host_memory, timing=timing, trace=model_trace, launch_us=launch_us,
     )  # fmt: skip
     try:
         pool = given_pool(devices, hosts)
         expected, verdict = _judge(recipe, pool, elsewhere, profile, forecast_on)
     except UserError:
-        for line in trace_lines(found, recipe) if found else ():
+        for line in trace_lines(model_trace, recipe) if model_trace else ():
             say(line)  # what took a while, and says why
         raise
-    return CheckedRun(path, recipe, elsewhere, expected, verdict, found)
+    return CheckedRun(path, recipe, elsewhere, expected, verdict, model_trace)
 
 
 def _look(
@@ -205,13 +205,13 @@ def _traced(
     from digenrl.trace.runs import trace, trace_setting  # torch
 
     setting = trace_setting(recipe, steady_fragment_size(recipe))
-    found = trace(recipe, setting, is_published=configuration.is_published, say=say)
+    model_trace = trace(recipe, setting, is_published=configuration.is_published, say=say)
     if is_counted and recipe.model.trained == "lora":
         from digenrl.trace.work import counted
 
         say("what the network computes, by the size of its samples")
-        found = found.model_copy(update={"counted": counted(recipe, setting)})
-    return recipe, elsewhere, found
+        model_trace = model_trace.model_copy(update={"counted": counted(recipe, setting)})
+    return recipe, elsewhere, model_trace
 
 
 def _size(size: int) -> str:

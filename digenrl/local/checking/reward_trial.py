@@ -86,8 +86,8 @@ def as_lines(trial: RewardTrial) -> Iterator[str]:
     """Yield what is printed: a line per sample, and one of all."""
     width = max(len(each.image) for each in trial.scores)
     for each in trial.scores:
-        said = f"no score: {each.reason}" if each.score is None else f"{each.score:.6g}"
-        yield f"{each.image:{width}}  {said}"
+        text = f"no score: {each.reason}" if each.score is None else f"{each.score:.6g}"
+        yield f"{each.image:{width}}  {text}"
     where = "this environment" if trial.environment is None else "an environment of its own"
     mean = "none" if trial.mean is None else f"{trial.mean:.6g}"
     yield (
@@ -106,17 +106,17 @@ def read_images(folder: Path) -> dict[str, Pixels]:
     """
     if not folder.is_dir():
         raise UserError(f"--images: no folder {folder}")
-    found: dict[str, Pixels] = {}
+    images: dict[str, Pixels] = {}
     for path in sorted(folder.iterdir()):
         if path.is_dir():
             frames = [_pixels(each) for each in _images_in(path)]
             if frames:
-                found[path.name] = _stacked(frames, path)
+                images[path.name] = _stacked(frames, path)
         elif path.suffix.lower() in SUFFIXES:
-            found[path.name] = _pixels(path)
-    if not found:
+            images[path.name] = _pixels(path)
+    if not images:
         raise UserError(f"--images: {folder} holds no image ({', '.join(SUFFIXES)})")
-    return found
+    return images
 
 
 def _images_in(folder: Path) -> list[Path]:
@@ -158,8 +158,8 @@ def _metadata(prompts: Path | None, samples: Sequence[Pixels]) -> Metadata:
             f"--prompts: {prompts} has {len(rows)} prompts for {len(samples)} images; give one for "
             "all, or one for each in the order of their names"
         )
-    told = zip(rows * (len(samples) // len(rows)), samples, strict=True)
-    return [_told(prompt, source, sample) for (prompt, source), sample in told]
+    triples = zip(rows * (len(samples) // len(rows)), samples, strict=True)
+    return [_told(prompt, source, sample) for (prompt, source), sample in triples]
 
 
 def _told(prompt: Prompt, source: Path | None, sample: Pixels) -> Mapping[str, object]:
@@ -192,7 +192,7 @@ def _scored(
 
 
 def _trial(file: RewardFile, scores: list[RewardTrialResult], seconds: float) -> RewardTrial:
-    known = [each.score for each in scores if each.score is not None]
+    scores_of_images = [each.score for each in scores if each.score is not None]
     return RewardTrial(
         source=str(file.path),
         function=file.function,
@@ -200,6 +200,6 @@ def _trial(file: RewardFile, scores: list[RewardTrialResult], seconds: float) ->
         parameters=file.parameters.names,
         environment=file.dependencies if file.is_alone else None,
         scores=scores,
-        mean=math.fsum(known) / len(known) if known else None,
+        mean=math.fsum(scores_of_images) / len(scores_of_images) if scores_of_images else None,
         seconds=seconds,
     )

@@ -24,11 +24,11 @@ class Verdict:
     sentence: str
 
 
-def verdict_here(recipe: Recipe, runs: Path, found: Forecast | None) -> Verdict:
+def verdict_here(recipe: Recipe, runs: Path, expected: Forecast | None) -> Verdict:
     """Judge whether `digenrl up` can run a recipe on this machine.
 
     Args:
-        found: forecast for this machine's GPUs, where there is one.
+        expected: forecast for this machine's GPUs, where there is one.
     """
     try:
         check_machine(recipe, runs, disk_bytes(recipe))
@@ -41,28 +41,28 @@ def verdict_here(recipe: Recipe, runs: Path, found: Forecast | None) -> Verdict:
     kinds = Counter(card.kind for card in cards if card.kind)
     names = ", ".join(f"{number} x {kind}" for kind, number in kinds.items())
     where = names or f"{len(cards)} GPUs"
-    return Verdict(True, f"this can run here: on {where}{_figures(found)}")
+    return Verdict(True, f"this can run here: on {where}{_figures(expected)}")
 
 
-def verdict_on(devices: str, found: Forecast) -> Verdict:
+def verdict_on(devices: str, expected: Forecast) -> Verdict:
     """Judge a recipe on named devices, for which it has a forecast: too few or too small ones have
     none."""
-    return Verdict(True, f"this can run on {devices}{_figures(found)}")
+    return Verdict(True, f"this can run on {devices}{_figures(expected)}")
 
 
-def _figures(found: Forecast | None) -> str:
+def _figures(expected: Forecast | None) -> str:
     """Return the step time, and the memory of the device that has the least left."""
-    if found is None:
+    if expected is None:
         return "; no cost profile fits, so that the step time is unknown: --trace counts the memory"
-    shown = [] if found.step_seconds is None else [f"{found.step_seconds:.0f} s per step"]
+    shown = [] if expected.step_seconds is None else [f"{expected.step_seconds:.0f} s per step"]
     memory = [
-        (need.needed.total, found.profile.devices[kind].memory_gib)
-        for need in found.needs
+        (need.needed.total, expected.profile.devices[kind].memory_gib)
+        for need in expected.needs
         for kind in need.pool
     ]
     if memory:
-        used, there = max(memory, key=lambda pair: pair[0] / pair[1])
-        shown.append(f"{used:.0f} of {there:.0f} GiB")
+        used, memory_gib = max(memory, key=lambda pair: pair[0] / pair[1])
+        shown.append(f"{used:.0f} of {memory_gib:.0f} GiB")
     return f": {', '.join(shown)}" if shown else ""
 
 
@@ -75,11 +75,11 @@ def gpu_kinds(cards: Iterable[Card], profile: Profile) -> str | None:
     counts: Counter[str] = Counter()
     for card in cards:
         plain = re.sub(r"[^a-z0-9]", "", card.kind.lower())
-        known = [
+        kinds = [
             kind for kind in profile.devices if re.sub(r"[^a-z0-9]", "", kind.lower()) in plain
         ]
-        if not known:
+        if not kinds:
             return None
-        kind, part = max(known, key=len), PART.search(card.kind)
+        kind, part = max(kinds, key=len), PART.search(card.kind)
         counts[f"{kind}-{part[0]}={card.gib:.1f}GiB*" if part else f"{kind}="] += 1
     return ",".join(f"{kind}{number}" for kind, number in counts.items()) or None

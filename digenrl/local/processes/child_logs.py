@@ -37,5 +37,5 @@ def _event(line: str) -> str:
         event = str(fields.pop("event"))
     except (ValueError, LookupError, AttributeError, TypeError):
         return ""
-    told = (f"{name}={each}" for name, each in fields.items() if name not in _IDENTITY)
-    return ", ".join([event, *told])
+    details = (f"{name}={each}" for name, each in fields.items() if name not in _IDENTITY)
+    return ", ".join([event, *details])

@@ -28,15 +28,15 @@ def visible_cards() -> tuple[Card, ...]:
     """
     names = visible_gpus()
     program = shutil.which("nvidia-smi")
-    known = _known(program) if program and names else {}
-    return tuple(known.get(name, Card(name)) for name in names)
+    cards_by_name = _known(program) if program and names else {}
+    return tuple(cards_by_name.get(name, Card(name)) for name in names)
 
 
 def _known(program: str) -> dict[str, Card]:
     """Return the driver's data of GPUs by number and by id, and of slices by id; empty if it does
     not respond."""
     rows = [[cell.strip() for cell in line.split(",")] for line in _said(program, *QUERY)]
-    found = {
+    cards = {
         name: Card(name, row[2], float(row[3]) / MIB_PER_GIB if row[3].isdigit() else None)
         for row in rows
         if len(row) == 4
@@ -45,11 +45,11 @@ def _known(program: str) -> dict[str, Card]:
     gpu = Card("")
     for line in _said(program, "-L"):
         if number := re.match(r"GPU (\d+):", line):
-            gpu = found.get(number[1], Card(number[1]))
+            gpu = cards.get(number[1], Card(number[1]))
         elif (size := SLICE.search(line)) and (name := _slice_name(line)):
             kind = f"{gpu.kind} {size[1]}.{size[2]}gb".strip()
-            found[name] = Card(name, kind, float(size[2]) * GIB_PER_GB)
-    return found
+            cards[name] = Card(name, kind, float(size[2]) * GIB_PER_GB)
+    return cards
 
 
 def _said(program: str, *options: str) -> list[str]:
@@ -74,8 +74,8 @@ def visible_gpus() -> tuple[str, ...]:
         return parse_visible(visible)
     program = shutil.which("nvidia-smi")
     if program is None:
-        found = sorted(DRIVER.iterdir()) if DRIVER.is_dir() else []
-        return tuple(str(number) for number, _ in enumerate(found))
+        folders = sorted(DRIVER.iterdir()) if DRIVER.is_dir() else []
+        return tuple(str(number) for number, _ in enumerate(folders))
     try:
         answer = subprocess.run(
             [program, "-L"],
@@ -113,5 +113,5 @@ def parse_nvidia_smi(lines: str) -> tuple[str, ...]:
 
 
 def _slice_name(line: str) -> str | None:
-    found = re.search(r"UUID: (MIG-[^)]+)\)", line)
-    return found and found[1]
+    match = re.search(r"UUID: (MIG-[^)]+)\)", line)
+    return match and match[1]

@@ -51,19 +51,19 @@ class Program:
     deaths, and not the time that it lives: loading a model may take minutes."""
 
 
-def rejection(program: Program, log: Path, known: int) -> UserError | None:
+def rejection(program: Program, log: Path, num_bytes: int) -> UserError | None:
     """Return the error of a program that has ended because of its configuration, if it has.
-    ``log`` has what it printed, after ``known`` bytes of earlier starts."""
+    ``log`` has what it printed, after ``num_bytes`` bytes of earlier starts."""
     if program.config is None:
         return None
-    output = log.read_bytes()[known:].decode(errors="replace")
-    found = next(filter(None, (re.search(each, output) for each in REJECTIONS)), None)
-    if found is None:
+    output = log.read_bytes()[num_bytes:].decode(errors="replace")
+    match = next(filter(None, (re.search(each, output) for each in REJECTIONS)), None)
+    if match is None:
         return None
-    line = found.groupdict().get("line")
+    line = match.groupdict().get("line")
     at = f"{program.config}, line {line}" if line else f"{program.config}"
     return UserError(
-        f"{program.name} rejects its configuration {at}: {found['why']}; choose another folder, "
+        f"{program.name} rejects its configuration {at}: {match['why']}; choose another folder, "
         "`digenrl doctor --runs FOLDER` tries one"
     )
 

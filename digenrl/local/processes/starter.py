@@ -196,13 +196,13 @@ class Starter:
         loop = asyncio.get_running_loop()
         try:
             while data := await loop.sock_recv(self.line, MAX_REQUEST_BYTES):
-                said = json.loads(data)
-                answer = self.answers.pop(said["number"], None)
+                message = json.loads(data)
+                answer = self.answers.pop(message["number"], None)
                 if answer is None or answer.done():  # nobody waits for it any more
-                    os.kill(said["pid"], signal.SIGKILL)
-                    await ForkedProcess(said["pid"]).wait()
+                    os.kill(message["pid"], signal.SIGKILL)
+                    await ForkedProcess(message["pid"]).wait()
                 else:
-                    answer.set_result(said["pid"])
+                    answer.set_result(message["pid"])
             is_unfit = await self.process.wait() == EXIT_UNFIT
             self._give_up(ConnectionResetError("it has ended"), is_unfit=is_unfit)
         except OSError as error:

@@ -116,11 +116,11 @@ def say(line: str) -> None:
 def check_fit() -> None:
     """End this process if a fork of it could hang, or could not use its GPU."""
     threads = [(each / "comm").read_text().strip() for each in Path("/proc/self/task").iterdir()]
-    held = {os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()}
-    if len(threads) > 1 or held & set(GPU_FILES):
+    descriptors = {os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()}
+    if len(threads) > 1 or descriptors & set(GPU_FILES):
         several = f"{len(threads)} threads ({', '.join(threads)})"
-        found = several if len(threads) > 1 else "an initialised GPU"
-        say(f"nothing is forked: the libraries have begun {found}")
+        cause = several if len(threads) > 1 else "an initialised GPU"
+        say(f"nothing is forked: the libraries have begun {cause}")
         os._exit(EXIT_UNFIT)  # which waits for no thread
 
 

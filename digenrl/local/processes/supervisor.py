@@ -171,7 +171,7 @@ class Supervisor:
     async def _restart(self, child: Child) -> None:
         deaths = 0
         while True:
-            began, known = time.monotonic(), child.log_path.stat().st_size
+            began, log_size = time.monotonic(), child.log_path.stat().st_size
             status = await (await self._spawn(child)).wait()
             child.program.ended()
             if child.stopping or (status == 0 and child.program.may_finish):
@@ -180,7 +180,7 @@ class Supervisor:
             if child.program.reports_work:
                 is_useful, child.has_worked = child.has_worked, False
             deaths = 0 if is_useful else deaths + 1
-            error = rejection(child.program, child.log_path, known)
+            error = rejection(child.program, child.log_path, log_size)
             if error or status == EXIT_USER_ERROR or deaths > MAX_DEATHS:
                 self._fail(child, status, error)
                 return

@@ -45,28 +45,28 @@ class Authority:
         for name in names:
             if not NAME.fullmatch(name):
                 raise UserError(f"--tls: {name!r} is no name of a host; name one host or address")
-        made = Certificate(folder / "cert.pem", folder / "key.pem")
-        if not made.cert.exists():
+        pair = Certificate(folder / "cert.pem", folder / "key.pem")
+        if not pair.cert.exists():
             key = (self.folder / "key.pem").read_bytes()
             signed = trustme.CA.from_pem(self.pem.encode(), key).issue_cert(
                 *names, not_after=datetime.now(UTC) + timedelta(days=MAX_CERTIFICATE_DAYS)
             )
             chain = b"".join(each.bytes() for each in signed.cert_chain_pems)
-            _write(made, signed.private_key_pem.bytes(), chain)
-        return made
+            _write(pair, signed.private_key_pem.bytes(), chain)
+        return pair
 
 
 def authority_in(folder: Path) -> Authority:
     """Return the authority in ``folder``, made if it does not exist."""
-    made = Certificate(folder / "cert.pem", folder / "key.pem")
-    if not made.cert.exists():
+    certificate = Certificate(folder / "cert.pem", folder / "key.pem")
+    if not certificate.cert.exists():
         own = trustme.CA(organization_name="DigenRL")
-        _write(made, own.private_key_pem.bytes(), own.cert_pem.bytes())
+        _write(certificate, own.private_key_pem.bytes(), own.cert_pem.bytes())
     return Authority(folder)
 
 
-def _write(made: Certificate, key: bytes, cert: bytes) -> None:
+def _write(certificate: Certificate, key: bytes, cert: bytes) -> None:
     """Write a key and its certificate, which comes last."""
-    made.cert.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_secret(made.key, key.decode())
-    write_secret(made.cert, cert.decode())
+    certificate.cert.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_secret(certificate.key, key.decode())
+    write_secret(certificate.cert, cert.decode())

@@ -60,11 +60,11 @@ def profile(
     weights = "random weights" if folder is None else "real weights"
     how = f"{'tiny network, ' if tiny else ''}{weights}, LoRA r{rank}, medians of {repeats}"
     how += ", activation checkpointing" if checkpointing else ""
-    found = measured_profile(base, measured, described(network.device, how))
-    show(base, found, measured, console)
-    path = out or (None if tiny else PROFILES / f"{found.name}.json")
+    measured_costs = measured_profile(base, measured, described(network.device, how))
+    show(base, measured_costs, measured, console)
+    path = out or (None if tiny else PROFILES / f"{measured_costs.name}.json")
     if path is not None:
-        write_profile(found, path)
+        write_profile(measured_costs, path)
         console.print(f"written to {path}")
 
 

@@ -44,7 +44,7 @@ def base_profile(model: ModelName) -> ProfileFile:
     return ProfileFile.model_validate_json((PROFILES / f"{model}.json").read_text())
 
 
-def device_kind(name: str, known: list[str]) -> str:
+def device_kind(name: str, kinds: list[str]) -> str:
     """Returns the profile's name of a device, or a new name for one that it does not know.
 
     >>> device_kind("NVIDIA H100 80GB HBM3", ["H100", "H20"])
@@ -53,7 +53,7 @@ def device_kind(name: str, known: list[str]) -> str:
     'RTX-6000-Ada-Generation'
     """
     words = re.findall(r"[A-Za-z0-9]+", name)
-    for kind in known:
+    for kind in kinds:
         if kind.lower() in (word.lower() for word in words):
             return kind
     return "-".join(word for word in words if word.lower() not in ("nvidia", "geforce"))[:48]
@@ -108,8 +108,8 @@ def row_seconds(
     return _find_row(step, size), _find_row(trained, size)
 
 
-def _find_row(found: Fit | None, size: int) -> float | None:
-    return found.call / size + found.row if found is not None and found.row else None
+def _find_row(model: Fit | None, size: int) -> float | None:
+    return model.call / size + model.row if model is not None and model.row else None
 
 
 def _fits(measured: DeviceMeasurement) -> tuple[Fit | None, Fit | None]:
@@ -150,11 +150,11 @@ def _host(measured: DeviceMeasurement) -> dict[str, float]:
     step, trained = _fits(measured)
     if measured.launches is None:
         return {}
-    found = {
+    fits = {
         "host.step_launch_seconds": (step, measured.launches.step),
         "host.training_launch_seconds": (trained, measured.launches.training_pass),
     }
-    return {path: each.host / n for path, (each, n) in found.items() if each and each.host}
+    return {path: each.host / n for path, (each, n) in fits.items() if each and each.host}
 
 
 def _training(base: ProfileFile, measured: DeviceMeasurement, device: Device) -> dict[str, float]:
@@ -234,10 +234,10 @@ def _pace(ladder: Ladder, unit: str) -> str:
 
 
 def _listed(ladder: Ladder) -> str:
-    found = [f"{rung.rows}: {rung.seconds:.4g} s" for rung in ladder.rungs]
+    parts = [f"{rung.rows}: {rung.seconds:.4g} s" for rung in ladder.rungs]
     if ladder.out_of_memory is not None:
-        found.append(f"{ladder.out_of_memory} do not fit")
-    return ", ".join(found)
+        parts.append(f"{ladder.out_of_memory} do not fit")
+    return ", ".join(parts)
 
 
 def _source(note: str, kind: str = "measured") -> dict[str, str]:

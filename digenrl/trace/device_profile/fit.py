@@ -43,11 +43,11 @@ def fit(rungs: Sequence[Rung]) -> Fit:
     """Returns the fit of the device alone or of the host alone if it is about as good as the best
     of both, which has the host's in the smallest calls. A single call determines the rows' cost
     only."""
-    found = sorted(_fit_host_and_device(rungs), key=lambda each: round(each.error(rungs), 3))
+    fits = sorted(_fit_host_and_device(rungs), key=lambda each: round(each.error(rungs), 3))
     for simple in (_fit_device(0.0, rungs), Fit(host=_middle(rungs))):
-        if not found or simple.error(rungs) <= found[0].error(rungs) + MAX_EXTRA_FIT_ERROR:
+        if not fits or simple.error(rungs) <= fits[0].error(rungs) + MAX_EXTRA_FIT_ERROR:
             return simple
-    return found[0]
+    return fits[0]
 
 
 def _fit_host_and_device(rungs: Sequence[Rung]) -> Iterator[Fit]:

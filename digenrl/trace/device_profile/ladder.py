@@ -27,11 +27,11 @@ def timed(device: torch.device, work: Callable[[], object]) -> float:
 def median_seconds(device: torch.device, work: Callable[[], object], repeats: int) -> float:
     """Times ``work``, which is done once before it counts, and ``repeats + 1`` times at most."""
     spent = timed(device, work)
-    found: list[float] = []
-    while len(found) < repeats and (not found or spent < MAX_SECONDS):
-        found.append(timed(device, work))
-        spent += found[-1]
-    return statistics.median(found)
+    times: list[float] = []
+    while len(times) < repeats and (not times or spent < MAX_SECONDS):
+        times.append(timed(device, work))
+        spent += times[-1]
+    return statistics.median(times)
 
 
 class Stopwatch:

@@ -28,8 +28,8 @@ def measured_host(device: torch.device) -> HostCosts:
 
 def described_host() -> str:
     """Measure the host of this process's GPU, and explain how plans use it."""
-    found = measured_host(torch.device("cuda"))
-    step, trained = found.step_launch_seconds * 1e6, found.training_launch_seconds * 1e6
+    host = measured_host(torch.device("cuda"))
+    step, trained = host.step_launch_seconds * 1e6, host.training_launch_seconds * 1e6
     return (
         f"the host launches a kernel in {step:.1f} us, in training in {trained:.1f}: "
         f"--launch-us {step:.1f},{trained:.1f}"

@@ -265,8 +265,8 @@ def training(network: Network, rows: int) -> MeasuredCall:
 
     def accumulate() -> None:
         with torch.enable_grad():
-            taken = transition(velocity(latents, sigma), latents, step, arrived=arrived)
-            torch.autograd.backward(-taken.log_prob.mean())
+            step_result = transition(velocity(latents, sigma), latents, step, arrived=arrived)
+            torch.autograd.backward(-step_result.log_prob.mean())
 
     return accumulate
 

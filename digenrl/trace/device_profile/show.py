@@ -12,13 +12,13 @@ from services.scheduler.costs.seconds import generation_work, training_work
 
 
 def show(
-    base: ProfileFile, found: ProfileFile, measured: DeviceMeasurement, console: Console
+    base: ProfileFile, profile: ProfileFile, measured: DeviceMeasurement, console: Console
 ) -> None:
     """Print seconds and memory by size, then the profile next to the earlier one."""
     console.print(_ladder("denoising", "samples", measured.generation))
     console.print(_ladder("training", "rows", measured.training))
     console.print(_details(base, measured))
-    console.print(_comparison(base, found))
+    console.print(_comparison(base, profile))
 
 
 def _ladder(title: str, unit: str, ladder: Ladder) -> Table:
@@ -57,10 +57,10 @@ def _ratios(base: ProfileFile, measured: DeviceMeasurement) -> dict[str, str]:
 
 def _fitted(ladder: Ladder) -> str:
     """Describe the cost of a call by its size, and up to which size the host sets the pace."""
-    found = fit(ladder.rungs)
-    device = f"{found.call * 1e3:.4g} + {found.row * 1e3:.4g} n" if found.row else ""
-    host = f"{found.host * 1e3:.4g} (the host, up to {found.host_bound(ladder.rungs)})"
-    return ", or ".join(filter(None, (host if found.host else "", device)))
+    model = fit(ladder.rungs)
+    device = f"{model.call * 1e3:.4g} + {model.row * 1e3:.4g} n" if model.row else ""
+    host = f"{model.host * 1e3:.4g} (the host, up to {model.host_bound(ladder.rungs)})"
+    return ", or ".join(filter(None, (host if model.host else "", device)))
 
 
 def _switch(measured: DeviceMeasurement) -> dict[str, str]:
@@ -74,9 +74,9 @@ def _switch(measured: DeviceMeasurement) -> dict[str, str]:
     }
 
 
-def _comparison(base: ProfileFile, found: ProfileFile) -> Table:
-    table = _table("profile, H100 seconds", "", base.name, found.name)
-    before, after = _rows(make_profile(base)), _rows(make_profile(found))
+def _comparison(base: ProfileFile, profile: ProfileFile) -> Table:
+    table = _table("profile, H100 seconds", "", base.name, profile.name)
+    before, after = _rows(make_profile(base)), _rows(make_profile(profile))
     for name, value in before.items():
         table.add_row(name, value, after[name])
     return table

@@ -54,8 +54,8 @@ class Clip:
         distinct = list(dict.fromkeys(texts))  # siblings share their prompt
         of_text = dict(zip(distinct, self.text_vectors(distinct), strict=True))
         wanted = torch.stack([of_text[text] for text in texts])
-        found: list[float] = (self.image_vectors(images) * wanted).sum(-1).tolist()
-        return found
+        values: list[float] = (self.image_vectors(images) * wanted).sum(-1).tolist()
+        return values
 
     @torch.inference_mode()
     def image_vectors(self, images: Media) -> Tensor:
@@ -91,8 +91,8 @@ class Clip:
                 ImageOps.pad(each, (side, side), Image.Resampling.BICUBIC) for each in pictures
             ]
             how = {"do_resize": False, "do_center_crop": False}
-        made = self._processor(images=pictures, return_tensors="pt", **how)
-        pixels: Tensor = made["pixel_values"].to(self._model.device)
+        batch = self._processor(images=pictures, return_tensors="pt", **how)
+        pixels: Tensor = batch["pixel_values"].to(self._model.device)
         return pixels
 
 

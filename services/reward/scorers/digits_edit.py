@@ -45,9 +45,14 @@ class DigitEdit:
         upright = [_undone(image, edit) for image, edit in zip(images, edits, strict=True)]
         read = self._classifier.predict(np.stack(upright))
         sources = [_source(one)[0] for one in metadata]
-        made = [recognise_edit(one, image[0]) for one, image in zip(sources, images, strict=True)]
-        rows = zip(edits, made, digits, read.tolist(), strict=True)
-        return [float(edit == found and digit == seen) for edit, found, digit, seen in rows]
+        edits_of_images = [
+            recognise_edit(one, image[0]) for one, image in zip(sources, images, strict=True)
+        ]
+        rows = zip(edits, edits_of_images, digits, read.tolist(), strict=True)
+        return [
+            float(edit == edit_of_image and digit == digit_of_image)
+            for edit, edit_of_image, digit, digit_of_image in rows
+        ]
 
 
 def _undone(image: npt.NDArray[np.uint8], edit: str) -> npt.NDArray[np.uint8]:

@@ -25,21 +25,21 @@ def read_key(settings: Judge | Remote) -> str | None:
     """
     table = "judge" if isinstance(settings, Judge) else "remote"
     if settings.key_env is not None:
-        field, found = f"{table}.key_env", os.environ.get(settings.key_env)
-        if found is None:
+        field, value = f"{table}.key_env", os.environ.get(settings.key_env)
+        if value is None:
             raise UserError(
                 f"{field}: {settings.key_env} is not set here; set it, or leave key_env out"
             )
     elif settings.key_file is not None:
         field = f"{table}.key_file"
         try:
-            found = settings.key_file.read_text()
+            value = settings.key_file.read_text()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not a text"
             raise UserError(f"{field}: cannot read {settings.key_file}: {reason}") from None
     else:
         return None
-    key = found.strip()
+    key = value.strip()
     if not key or not all("!" <= character <= "~" for character in key):
         raise UserError(f"{field}: this is no key; a key is one word of ASCII characters")
     return key
@@ -76,8 +76,8 @@ def ask(
         except httpx.TransportError as error:
             reason = f"{type(error).__name__}: {without(secret, str(error))}"
         if time.monotonic() + wait > deadline:
-            said = f"{url}: no score in {patience:.0f} s{through(url)} ({reason})"
-            raise ScorerUnavailable(said)
+            message = f"{url}: no score in {patience:.0f} s{through(url)} ({reason})"
+            raise ScorerUnavailable(message)
         time.sleep(wait)
         wait = min(2 * wait, limits.MAX_WAIT_S)
 
@@ -89,15 +89,15 @@ def _answer(
     left, usual = max(0.1, deadline - time.monotonic()), client.timeout
     timeout = httpx.Timeout(min(left, usual.read or left), connect=min(left, usual.connect or left))
     # A compressed answer of a few kilobytes may be gigabytes.
-    headers, found = {"accept-encoding": "identity"}, bytearray()
+    headers, content = {"accept-encoding": "identity"}, bytearray()
     with client.stream("POST", url, headers=headers, timeout=timeout, **body) as response:
         for part in response.iter_raw():
-            found += part
-            if len(found) > limits.MAX_ANSWER_BYTES:
+            content += part
+            if len(content) > limits.MAX_ANSWER_BYTES:
                 raise ScoringError(f"{url} answers more than {limits.MAX_ANSWER_BYTES >> 20} MiB")
             if time.monotonic() > deadline:
                 raise httpx.ReadTimeout("the answer was not complete in time")
-        return response.status_code, bytes(found)
+        return response.status_code, bytes(content)
 
 
 def without(secret: str | None, text: str) -> str:

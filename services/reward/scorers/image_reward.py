@@ -78,11 +78,11 @@ class ImageReward:
         tokens = self._tokenizer(
             texts, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
         ).to(device)
-        seen = self._vision(pixel_values=pixels.to(device)).last_hidden_state
+        features = self._vision(pixel_values=pixels.to(device)).last_hidden_state
         read: Tensor = self._text(
             input_ids=tokens["input_ids"],
             attention_mask=tokens["attention_mask"],
-            encoder_hidden_states=seen,
+            encoder_hidden_states=features,
         ).last_hidden_state
         return read[:, 0]
 

@@ -73,12 +73,12 @@ class JudgeScorer:
         texts = prompts(metadata)
         sources = [source_images(each) for each in metadata]
         with self._client() as client, ThreadPoolExecutor(self._judge.at_once) as threads:
-            asked = [
+            futures = [
                 threads.submit(self._ask, client, *each)
                 for each in zip(images, texts, sources, strict=True)
             ]
             try:
-                return [each.result() for each in asked]
+                return [each.result() for each in futures]
             except BaseException:
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -121,8 +121,8 @@ def shown(judge: Judge, sample: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 def source_images(given: Mapping[str, object]) -> Sequence[npt.NDArray[np.uint8]]:
     """Returns the images (C, H, W) that a sample edits, of its metadata."""
-    found: Any = given.get(SOURCES, ())
-    return tuple(found)
+    images: Any = given.get(SOURCES, ())
+    return tuple(images)
 
 
 def request(

@@ -52,8 +52,8 @@ class Objects:
             rows = [row for row, other in enumerate(wanted) if other == each]
             for first in range(0, len(rows), PASS_IMAGES):
                 some = rows[first : first + PASS_IMAGES]
-                found = self._detector.find([rgb(images[row]) for row in some], each)
-                for row, objects in zip(some, found, strict=True):
+                objects_of_images = self._detector.find([rgb(images[row]) for row in some], each)
+                for row, objects in zip(some, objects_of_images, strict=True):
                     scores[row] = share_met(each, objects)
         return scores
 
@@ -78,7 +78,7 @@ class OwlDetector:
         texts += [f"a photo of a {colour} {name}" for name in coloured for colour in COLOURS]
         tokens = self._tokens(texts)
         pixels = self._processor(images=list(pictures), return_tensors="pt")["pixel_values"]
-        seen = self._model(
+        output = self._model(
             pixel_values=pixels.to(self._model.device),
             input_ids=tokens["input_ids"].repeat(len(pictures), 1),
             attention_mask=tokens["attention_mask"].repeat(len(pictures), 1),
@@ -86,7 +86,7 @@ class OwlDetector:
         return [
             list(_objects(names, coloured, logits, _in_pixels(boxes, picture)))
             for picture, logits, boxes in zip(
-                pictures, seen.logits.float().cpu(), seen.pred_boxes.float().cpu(), strict=True
+                pictures, output.logits.float().cpu(), output.pred_boxes.float().cpu(), strict=True
             )
         ]
 

@@ -51,14 +51,14 @@ def load_network(cls: Any, folder: Path, dtype: torch.dtype | str = torch.float3
 
     logging.disable_progress_bar()  # it would mix with the lines of the service's log
     with as_folder_error(folder):
-        network, found = cls.from_pretrained(
+        network, report = cls.from_pretrained(
             folder,
             local_files_only=True,
             use_safetensors=True,
             dtype=dtype,
             output_loading_info=True,
         )
-        check_none_missing(folder, found["missing_keys"])
+        check_none_missing(folder, report["missing_keys"])
     return freeze(network)
 
 
@@ -134,12 +134,12 @@ def linear_head(tensors: Mapping[str, Tensor], width: int, folder: Path) -> nn.M
 
 def _layers(tensors: Mapping[str, Tensor], folder: Path) -> list[tuple[Tensor, Tensor]]:
     """Returns the weight (out, in) and bias (out,) of each layer."""
-    found: dict[int, dict[str, Tensor]] = {}
+    layers: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         match = NAME.fullmatch(name)
         if match is None:
             raise UserError(f"folder: {name} in {folder} is no part of a head of linear layers")
-        found.setdefault(int(match[1] or 0), {})[match[2]] = tensor
-    if not found or any(len(layer) != 2 for layer in found.values()):
+        layers.setdefault(int(match[1] or 0), {})[match[2]] = tensor
+    if not layers or any(len(layer) != 2 for layer in layers.values()):
         raise UserError(f"folder: a layer of the head in {folder} has no weight or no bias")
-    return [(found[index]["weight"], found[index]["bias"]) for index in sorted(found)]
+    return [(layers[index]["weight"], layers[index]["bias"]) for index in sorted(layers)]

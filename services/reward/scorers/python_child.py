@@ -38,8 +38,8 @@ def main() -> None:
     threading.Thread(target=read_frames, args=(os.dup(0), frames), daemon=True).start()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
-    def answer(**said: Any) -> None:
-        out.write(json.dumps(said) + "\n")
+    def answer(**fields: Any) -> None:
+        out.write(json.dumps(fields) + "\n")
 
     header, text = frames.get()
     try:
@@ -94,11 +94,11 @@ def serve(function: Any, header: Any, data: bytes, answer: Any) -> None:
         source, start = pixels(shape, start)
         sources.append(source)
     metadata = header["metadata"]
-    known = {"prompt": header["prompt"], "metadata": metadata, "source_images": sources}
-    call = Call(function, header, {**metadata, **known})
+    values = {"prompt": header["prompt"], "metadata": metadata, "source_images": sources}
+    call = Call(function, header, {**metadata, **values})
     if header["media"] in ("images", "videos"):
-        for sample, said in enumerate(call.of_many(media)):
-            answer(sample=sample, **said)
+        for sample, outcome in enumerate(call.of_many(media)):
+            answer(sample=sample, **outcome)
     else:
         for sample in range(len(media)):
             answer(sample=sample, **call.of_one(media[sample]))
@@ -136,8 +136,10 @@ class Call:
             if self.media == "images" and media.ndim == 5:
                 num_frames = media.shape[1]
                 frames = media.reshape(-1, *media.shape[2:])
-                found = outcomes(self(frames), len(frames))
-                return [mean(found[n : n + num_frames]) for n in range(0, len(found), num_frames)]
+                results = outcomes(self(frames), len(frames))
+                return [
+                    mean(results[n : n + num_frames]) for n in range(0, len(results), num_frames)
+                ]
             return outcomes(self(media), len(media))
         except BaseException as error:
             return [{"error": describe_error(error)}] * len(media)
@@ -155,11 +157,11 @@ def outcomes(scores: Any, wanted: int) -> list[dict[str, Any]]:
         raise TypeError(
             f"it returned one {type(scores).__name__}; return a list with a number each"
         )
-    found = list(scores)
-    if len(found) != wanted:
-        reason = f"it returned {len(found)} scores for {wanted} samples"
+    values = list(scores)
+    if len(values) != wanted:
+        reason = f"it returned {len(values)} scores for {wanted} samples"
         return [{"error": reason, "final": True}] * wanted
-    return [outcome(score) for score in found]
+    return [outcome(score) for score in values]
 
 
 def outcome(score: Any) -> dict[str, Any]:
@@ -182,14 +184,14 @@ def number(score: Any) -> float:
     if isinstance(score, (bool, str, bytes)):
         raise TypeError(f"it returned {score!r}, which is no number; return a float")
     try:
-        found = float(score.item() if hasattr(score, "item") else score)
+        value = float(score.item() if hasattr(score, "item") else score)
     except OverflowError:
-        found = float("inf")
+        value = float("inf")
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"it returned a {type(score).__name__}, which is no number") from error
-    if found != found or found in (float("inf"), float("-inf")):
-        raise ValueError(f"it returned {found}, which is no finite number")
-    return found
+    if value != value or value in (float("inf"), float("-inf")):
+        raise ValueError(f"it returned {value}, which is no finite number")
+    return value
 
 
 def describe_error(error: BaseException) -> str:

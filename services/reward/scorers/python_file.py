@@ -115,8 +115,8 @@ class PythonScorer:
             if not process.wait_until_ready(self._import_s):
                 return f"the file was not imported within {self._import_s:g} s (patience)", False
             self._import_s = max(self._import_s, IMPORTS_VARY * (process.import_s or 0.0))
-            for said in process.ask(*asking.request(self._file, part), self._patience):
-                asking.take(part.start + said["sample"], said)
+            for message in process.ask(*asking.request(self._file, part), self._patience):
+                asking.take(part.start + message["sample"], message)
         except RewardProcessDied as lost:
             self._process = None
             asking.num_lost += 1
@@ -139,12 +139,12 @@ class _FragmentScores:
     def is_known(self, sample: int) -> bool:
         return sample in self.scores or sample in self.reasons
 
-    def take(self, sample: int, said: Mapping[str, Any]) -> None:
-        if "score" in said:
-            self.scores[sample] = float(said["score"])
+    def take(self, sample: int, message: Mapping[str, Any]) -> None:
+        if "score" in message:
+            self.scores[sample] = float(message["score"])
         else:
-            self.reasons[sample] = str(said["error"])
-            if said.get("final"):
+            self.reasons[sample] = str(message["error"])
+            if message.get("final"):
                 self.final.add(sample)
 
     def fail(self, samples: Iterable[int], reason: str) -> None:
@@ -157,8 +157,8 @@ class _FragmentScores:
         """Return the header and the bytes of a request for samples of one prompt."""
         parameters, given = file.parameters, self._metadata[part.start]
         media = np.ascontiguousarray(self._media[part.start : part.stop])
-        found: Any = given.get(SOURCES, ())
-        sources = [np.ascontiguousarray(each, np.uint8) for each in found]
+        images: Any = given.get(SOURCES, ())
+        sources = [np.ascontiguousarray(each, np.uint8) for each in images]
         header = {
             "shape": media.shape,
             "sources": [each.shape for each in sources],
@@ -175,8 +175,8 @@ class _FragmentScores:
 
 def _import_remedy(file: RewardFile, reason: str) -> str:
     """Return a remedy if the file imports a module from its own folder."""
-    missing, beside = re.search("No module named '([^'.]+)", reason), file.path.parent
-    if missing and any((beside / name).exists() for name in (f"{missing[1]}.py", missing[1])):
+    missing, folder = re.search("No module named '([^'.]+)", reason), file.path.parent
+    if missing and any((folder / name).exists() for name in (f"{missing[1]}.py", missing[1])):
         return "; files beside it are not imported: put what it needs into it, or into a package"
     return ""
 

@@ -61,12 +61,12 @@ class Process:
         """
         if self.import_s is None:
             try:
-                said = self._answer(seconds)
+                message = self._answer(seconds)
             except queue.Empty:
                 return False
-            if "failed" in said:
+            if "failed" in message:
                 self.kill()
-                raise RewardProcessDied(f"it cannot be imported: {said['failed']}")
+                raise RewardProcessDied(f"it cannot be imported: {message['failed']}")
             self.import_s = time.monotonic() - self._began
         return True
 
@@ -79,15 +79,15 @@ class Process:
         self._send(header, data)
         while True:
             try:
-                said = self._answer(patience)
+                message = self._answer(patience)
             except queue.Empty:
                 self.kill()
                 raise RewardProcessDied(
                     f"a call took more than {patience:g} s (patience)"
                 ) from None
-            if said.get("done"):
+            if message.get("done"):
                 return
-            yield said
+            yield message
 
     def kill(self) -> None:
         self._end()
@@ -95,13 +95,13 @@ class Process:
     def _answer(self, seconds: float) -> Any:
         """Raise queue.Empty without a response in time, and RewardProcessDied if the process has
         ended."""
-        said = self._answers.get(timeout=seconds)
-        if said is None:
+        message = self._answers.get(timeout=seconds)
+        if message is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(limits.EXIT_TIMEOUT_S)
             self.kill()
             raise RewardProcessDied(_how_it_ended(self._process.returncode))
-        return said
+        return message
 
     def _send(self, header: Mapping[str, Any], data: bytes) -> None:
         head = json.dumps({**header, "bytes": len(data)}).encode()
@@ -131,9 +131,9 @@ def python_command(file: RewardFile) -> list[str]:
             f"source: {file.path}: its packages were not installed within {limits.BUILD_S:g} s"
         ) from None
     except subprocess.CalledProcessError as error:
-        said = " ".join(error.stderr.split())[-MAX_SHOWN:]
+        message = " ".join(error.stderr.split())[-MAX_SHOWN:]
         raise UserError(
-            f"source: {file.path}: no environment with {', '.join(file.dependencies)}: {said}"
+            f"source: {file.path}: no environment with {', '.join(file.dependencies)}: {message}"
         ) from None
     return command
 
@@ -145,8 +145,8 @@ def _environment(file: RewardFile) -> dict[str, str]:
 
 def find_uv() -> str | None:
     """Return the program that makes environments, next to this Python or on the path."""
-    beside = Path(sys.executable).with_name("uv")
-    return str(beside) if beside.is_file() else shutil.which("uv")
+    sibling = Path(sys.executable).with_name("uv")
+    return str(sibling) if sibling.is_file() else shutil.which("uv")
 
 
 def check_can_run(file: RewardFile) -> None:

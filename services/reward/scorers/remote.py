@@ -88,8 +88,8 @@ class RemoteScorer:
         try:
             results = decode(self._post(body), ScoreResponse).results
         except ContractError as error:
-            said = without(self._key, str(error))
-            raise ScoringError(f"{self._url} gave no results: {said}") from None
+            message = without(self._key, str(error))
+            raise ScoringError(f"{self._url} gave no results: {message}") from None
         if [result.id for result in results] != [item.id for item in items]:
             raise ScoringError(f"{self._url} gave results of other items")
         return results

@@ -50,8 +50,8 @@ class VideoAlign:
         for video, text, given in zip(videos, prompts(metadata), metadata, strict=True):
             frames = _frames(video, given.get("fps", FPS))
             question = QUESTION.replace("{text_prompt}", text)
-            found = self._network.outputs([frames], [question])[0, :, 0].cpu()
-            scores.append(float(((found - MEANS) / DEVIATIONS)[list(self.RATINGS)].sum()))
+            logits = self._network.outputs([frames], [question])[0, :, 0].cpu()
+            scores.append(float(((logits - MEANS) / DEVIATIONS)[list(self.RATINGS)].sum()))
         return scores
 
 

@@ -155,10 +155,10 @@ class PooledAssigner:
             worker = self._device(place)
             if self._takes_part(worker, now):
                 is_lent = place >= self._num_others
-                found = for_lent if is_lent else self._next_for_rollout(now.size)
-                if found is not None:
-                    self._last = place, found.fragment.num_samples
-                    return worker, found
+                fragment = for_lent if is_lent else self._next_for_rollout(now.size)
+                if fragment is not None:
+                    self._last = place, fragment.fragment.num_samples
+                    return worker, fragment
         return None
 
     def _device(self, place: int) -> WorkerState:
@@ -241,18 +241,18 @@ class PooledAssigner:
 
     def _rate_of(self, now: Round) -> float:
         """Samples per second of all that take part, however much they are working on."""
-        found = self._rates.get(now.with_lent)
-        if found is None:
+        rate = self._rates.get(now.with_lent)
+        if rate is None:
             devices = [self._device(place) for place in range(self._num_taking_part(now.with_lent))]
-            found = self._rates[now.with_lent] = self._queues.rate(self._draft.state, devices)
-        return found
+            rate = self._rates[now.with_lent] = self._queues.rate(self._draft.state, devices)
+        return rate
 
     def _next_for_rollout(self, size: int) -> NextFragment | None:
         groups = range(self.first[self._batch.index], min(self._limit, len(self._batch.groups)))
-        found = self._find(groups, size)
-        if found is not None:
-            self.first[self._batch.index] = found.group
-        return found
+        fragment = self._find(groups, size)
+        if fragment is not None:
+            self.first[self._batch.index] = fragment.group
+        return fragment
 
     def _next_for_lent(self) -> NextFragment | None:
         """Return the next fragment of lent members, from the end of the batch if one member is
@@ -268,14 +268,14 @@ class PooledAssigner:
             return None
         size = self._size(self._num_queues + self._num_lent_queues)
         if self._is_one_lent:
-            found = self._find(range(self._end - 1, -1, -1), size)
+            fragment = self._find(range(self._end - 1, -1, -1), size)
         else:
-            found = self._next_for_rollout(size)
-        if found is None:
+            fragment = self._next_for_rollout(size)
+        if fragment is None:
             return None
         if self._is_one_lent:
-            self._end = found.group + 1
-        return None if found.fragment.num_samples > left else found
+            self._end = fragment.group + 1
+        return None if fragment.fragment.num_samples > left else fragment
 
     def _find(self, groups: range, size: int) -> NextFragment | None:
         return next_fragment(self._draft.plan, self._batch, groups, size, self._draft.group)

@@ -39,28 +39,28 @@ def unassign_everywhere(state: State, slot: FragmentSlot, now: float, address: s
 
     Once its result is stored, another device finds the slot taken and reports nothing.
     """
-    found = state.find_fragment(slot)
-    if found is not None and address is not None and _has_alone(state, found, slot, address):
+    fragment = state.find_fragment(slot)
+    if fragment is not None and address is not None and _has_alone(state, fragment, slot, address):
         return unassign(state, slot, address, now)
     batch, group, first, attempt = slot.batch, slot.group, slot.first_sample, slot.attempt
     holders = [
         worker.address
         for worker in state.workers.values()
-        for held in worker.assigned  # spelt out, being the hottest comparison
-        if held.slot.group == group
-        and held.slot.first_sample == first
-        and (held.slot.batch, held.slot.attempt) == (batch, attempt)
+        for assigned in worker.assigned  # spelt out, being the hottest comparison
+        if assigned.slot.group == group
+        and assigned.slot.first_sample == first
+        and (assigned.slot.batch, assigned.slot.attempt) == (batch, attempt)
     ]
     for address in holders:
         state = unassign(state, slot, address, now)
     return state
 
 
-def _has_alone(state: State, found: FragmentState, slot: FragmentSlot, address: str) -> bool:
+def _has_alone(state: State, fragment: FragmentState, slot: FragmentSlot, address: str) -> bool:
     """Whether this device has the fragment and no other can have it. It may have been scored before
     it is heard of that it was generated."""
-    if found.is_shared or found.stage in ("pending", "issued"):
-        return found.stage == "issued" and found.worker == address and not found.is_shared
+    if fragment.is_shared or fragment.stage in ("pending", "issued"):
+        return fragment.stage == "issued" and fragment.worker == address and not fragment.is_shared
     worker = state.workers.get(address)
     return worker is not None and _find_place(worker, slot) is not None
 
@@ -69,8 +69,8 @@ def _find_place(worker: WorkerState, slot: FragmentSlot) -> int | None:
     """Find a fragment of a device. Fields are compared one by one, which is much faster than
     comparing records."""
     batch, group, first, attempt = slot.batch, slot.group, slot.first_sample, slot.attempt
-    for place, held in enumerate(worker.assigned):
-        mine = held.slot
+    for place, assigned in enumerate(worker.assigned):
+        mine = assigned.slot
         if (
             mine.group == group
             and mine.first_sample == first
@@ -93,10 +93,10 @@ def issued_to(state: State, address: str) -> tuple[AssignedFragment, ...]:
 
 def busy_addresses(state: State) -> set[str]:
     """Addresses of devices that have work, as far as is known."""
-    found: set[str | None] = set()
+    addresses: set[str | None] = set()
     for batch in state.batches:
         for group in batch.groups:
-            found.update(f.worker for f in group.fragments if f.stage == "issued")
+            addresses.update(f.worker for f in group.fragments if f.stage == "issued")
     if state.fluid is not None:
-        found |= state.fluid.busy
-    return {address for address in found if address is not None}
+        addresses |= state.fluid.busy
+    return {address for address in addresses if address is not None}

@@ -40,30 +40,30 @@ def forecast_queue(
     if seconds is None:
         seconds = sample_seconds(state, worker)
     whole = {} if whole is None else whole
-    for held in worker.assigned:
-        if held.num_samples not in whole:
-            whole[held.num_samples] = state.costs.whole_samples(held.num_samples)
+    for assigned in worker.assigned:
+        if assigned.num_samples not in whole:
+            whole[assigned.num_samples] = state.costs.whole_samples(assigned.num_samples)
     if worker.concurrency == 1:
         return DeviceQueue((_free_at(worker, now, seconds, whole),), seconds, worker.address)
-    needed = {samples: known * seconds for samples, known in whole.items()}
+    needed = {samples: factor * seconds for samples, factor in whole.items()}
     places = worker.concurrency
     begun, waiting = worker.assigned[:places], worker.assigned[places:]
-    left_of = [needed[held.num_samples] - (now - held.since) for held in begun]
+    left_of = [needed[assigned.num_samples] - (now - assigned.since) for assigned in begun]
     free = [now + left if left > 0 else now for left in left_of] + [now] * (places - len(begun))
     if waiting:
         heapq.heapify(free)
-        for held in waiting:
-            heapq.heapreplace(free, free[0] + needed[held.num_samples])
+        for assigned in waiting:
+            heapq.heapreplace(free, free[0] + needed[assigned.num_samples])
     return DeviceQueue(free, seconds, worker.address)
 
 
 def _free_at(worker: WorkerState, now: float, seconds: float, whole: Mapping[int, float]) -> float:
     """When a device is free that has one place; ``whole``: as in `forecast_queue`."""
     free_at, is_first = now, True
-    for held in worker.assigned:
-        left = whole[held.num_samples] * seconds
+    for assigned in worker.assigned:
+        left = whole[assigned.num_samples] * seconds
         if is_first:
-            left, is_first = left - (now - held.since), False
+            left, is_first = left - (now - assigned.since), False
         free_at += left if left > 0 else 0.0
     return free_at
 
@@ -90,15 +90,15 @@ class DeviceQueues:
     """Seconds per sample of a device that has not finished anything yet."""
 
     def queue(self, state: State, worker: WorkerState) -> DeviceQueue:
-        known = self._known.get(worker.address)
-        if known is None or known[0] is not worker:
+        cached = self._known.get(worker.address)
+        if cached is None or cached[0] is not worker:
             queue = forecast_queue(
                 state, worker, self.now, self.seconds(state, worker), self._whole
             )
             if self.delay is not None and (delay := self.delay(worker)):
                 queue = queue._replace(free=[at + delay for at in queue.free])
-            known = self._known[worker.address] = worker, queue
-        return known[1]
+            cached = self._known[worker.address] = worker, queue
+        return cached[1]
 
     def free_at(self, state: State, worker: WorkerState) -> float:
         """When the device can begin another fragment."""
@@ -106,19 +106,19 @@ class DeviceQueues:
 
     def seconds(self, state: State, worker: WorkerState) -> float:
         """The same as `sample_seconds`, which looks at all other devices for each unknown one."""
-        known = state.costs.rollout.get(worker.address)
-        if known is not None:
-            return known.value or 1.0
+        cost = state.costs.rollout.get(worker.address)
+        if cost is not None:
+            return cost.value or 1.0
         if self._others is None:
             self._others = sample_seconds(state, worker)
         return self._others
 
     def rate(self, state: State, workers: Sequence[WorkerState]) -> float:
         """Samples per second of these devices together."""
-        known, others = state.costs.rollout, list[WorkerState]()
+        costs, others = state.costs.rollout, list[WorkerState]()
         total = 0.0
         for worker in workers:  # spelt out, being looked at for every fragment that is issued
-            cost = known.get(worker.address)
+            cost = costs.get(worker.address)
             if cost is None:
                 others.append(worker)
             else:

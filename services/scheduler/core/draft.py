@@ -44,10 +44,10 @@ class StateDraft:
 
     def begin(self, index: int) -> BatchState:
         """The batch as it was before; one that is begun early is new."""
-        found = self.state.find_batch(index) or self._begun.get(index)
-        if found is None:
-            found = self._begun[index] = new_batch(self.plan, index, self.now)
-        return found
+        batch = self.state.find_batch(index) or self._begun.get(index)
+        if batch is None:
+            batch = self._begun[index] = new_batch(self.plan, index, self.now)
+        return batch
 
     def group(self, batch: BatchState, index: int) -> GroupState:
         """A group of ``batch``, which is as it was before, as it is now."""
@@ -60,14 +60,14 @@ class StateDraft:
     def origin(self, batch: int, group: int) -> tuple[Prompt, int]:
         """Return a group's prompt and the first step of its window, which are found once for all of
         its fragments."""
-        found = self._origins.get((batch, group))
-        if found is None:
+        cached = self._origins.get((batch, group))
+        if cached is None:
             plan = self.plan
-            found = self._origins[batch, group] = (
+            cached = self._origins[batch, group] = (
                 plan.prompts.of_group(batch, group, plan.num_groups),
                 plan.windows.start(plan.seed, batch, group),
             )
-        return found
+        return cached
 
     def done(self, first: dict[int, int]) -> State:
         """The state with all changes.

@@ -84,7 +84,7 @@ def _is_under_way(state: State, plan: Plan, batch: int, index: int, group: Group
             slot = fragment.slot_in(batch, index)
             # While recovering this is unknown: the device returns what it has not begun.
             waiting = () if worker is None else worker.assigned[worker.concurrency :]
-            if slot in [held.slot for held in waiting]:
+            if slot in [assigned.slot for assigned in waiting]:
                 return False
     return True
 
@@ -104,14 +104,14 @@ def requeue_group(group: GroupState) -> GroupState:
 def generated(plan: Plan, state: State, event: FragmentGenerated, now: float) -> State:
     slot = event.fragment.slot
     state = count_finished(learn_generation(state, event), slot, event.worker, now)
-    found = state.find_fragment(slot)
-    if found is None:
+    fragment = state.find_fragment(slot)
+    if fragment is None:
         return _pass_over(plan, unassign(state, slot, event.worker, now), slot)
     state = unassign_everywhere(state, slot, now, event.worker)
-    if found.stage not in ("pending", "issued") or event.policy != _policy(state, slot):
+    if fragment.stage not in ("pending", "issued") or event.policy != _policy(state, slot):
         return state
     return state.with_fragment(
-        slot, replace(found, stage="generated", worker=None, generated_at=now)
+        slot, replace(fragment, stage="generated", worker=None, generated_at=now)
     )
 
 
@@ -127,19 +127,19 @@ def learn_generation(state: State, event: FragmentGenerated) -> State:
 
 def scored(plan: Plan, state: State, event: FragmentScored, now: float) -> State:
     slot = event.fragment.slot
-    found = state.find_fragment(slot)
-    if found is None:
+    fragment = state.find_fragment(slot)
+    if fragment is None:
         return _pass_over(plan, state, slot)
-    if found.stage == "scored":
+    if fragment.stage == "scored":
         return state
     wanted = {name for name, _ in plan.advantages.weights}
-    fits = len(event.rewards) == found.num_samples and wanted <= event.parts.keys()
+    fits = len(event.rewards) == fragment.num_samples and wanted <= event.parts.keys()
     if event.policy != _policy(state, slot) or not fits:
         return retry(plan, state, slot, "reward: its scores do not match its task", now)
-    if found.stage == "generated":
-        costs = state.costs.observe("ready", max(0.0, now - found.generated_at))
+    if fragment.stage == "generated":
+        costs = state.costs.observe("ready", max(0.0, now - fragment.generated_at))
         state = replace(state, costs=costs)
-    state = state.with_fragment(slot, replace(found, stage="scored", worker=None, scored=event))
+    state = state.with_fragment(slot, replace(fragment, stage="scored", worker=None, scored=event))
     return _fail_if_all_dropped(plan, state, event) if None in event.rewards else state
 
 
@@ -163,15 +163,15 @@ def is_dropped(plan: Plan, group: GroupState) -> bool:
 
 def retry(plan: Plan, state: State, slot: FragmentSlot, reason: str, now: float) -> State:
     """Give the fragment another attempt; too many failures fail the run."""
-    found = state.find_fragment(slot)
-    state = unassign_everywhere(state, slot, now, None if found is None else found.worker)
-    if found is None:
+    fragment = state.find_fragment(slot)
+    state = unassign_everywhere(state, slot, now, None if fragment is None else fragment.worker)
+    if fragment is None:
         return state
-    failures = found.num_failures + 1
+    failures = fragment.num_failures + 1
     again = FragmentState(
-        first_sample=found.first_sample,
-        num_samples=found.num_samples,
-        attempt=found.attempt + 1,
+        first_sample=fragment.first_sample,
+        num_samples=fragment.num_samples,
+        attempt=fragment.attempt + 1,
         num_failures=failures,
     )
     state = state.with_fragment(slot, again).change_group(slot.batch, slot.group, requeue_group)
@@ -195,12 +195,12 @@ def released(_plan: Plan, state: State, event: FragmentReleased, now: float) -> 
 
 def give_back(state: State, slot: FragmentSlot, address: str) -> State:
     """Requeue a fragment under its next attempt, unless another device has it as well."""
-    found = state.find_fragment(slot)
-    if found is None or found.stage not in ("pending", "issued"):
+    fragment = state.find_fragment(slot)
+    if fragment is None or fragment.stage not in ("pending", "issued"):
         return state
-    if found.stage == "issued" and found.worker != address:
-        return state.with_fragment(slot, replace(found, slot_taken=True))
-    return _requeue(state, slot, found)
+    if fragment.stage == "issued" and fragment.worker != address:
+        return state.with_fragment(slot, replace(fragment, slot_taken=True))
+    return _requeue(state, slot, fragment)
 
 
 def worker_lost(plan: Plan, state: State, address: str) -> State:
@@ -220,14 +220,18 @@ def worker_lost(plan: Plan, state: State, address: str) -> State:
 def _not_begun(state: State, address: str) -> list[FragmentSlot]:
     """Returns what waits in a worker's queue: it cannot be what killed the worker."""
     worker = state.workers.get(address)
-    return [] if worker is None else [held.slot for held in worker.assigned[worker.concurrency :]]
+    return (
+        []
+        if worker is None
+        else [assigned.slot for assigned in worker.assigned[worker.concurrency :]]
+    )
 
 
 def requeue_lost(
     plan: Plan,
     state: State,
     slot: FragmentSlot,
-    found: FragmentState,
+    fragment: FragmentState,
     *,
     counts: bool = True,
     is_kept: bool = False,
@@ -238,15 +242,15 @@ def requeue_lost(
         counts: it may be what killed its device.
         is_kept: the device lives, and may finish it after all.
     """
-    losses = found.num_losses + counts
+    losses = fragment.num_losses + counts
     again = replace(
-        found,
+        fragment,
         stage="pending",
         worker=None,
         num_losses=losses,
-        attempt=found.attempt + found.slot_taken,
+        attempt=fragment.attempt + fragment.slot_taken,
         slot_taken=False,
-        is_shared=found.is_shared or is_kept,
+        is_shared=fragment.is_shared or is_kept,
     )
     state = discard_group_if_stale(state.with_fragment(slot, again), slot)
     if losses >= plan.max_losses:
@@ -262,17 +266,21 @@ def fail_run(state: State, reason: str) -> State:
 
 def give_back_all(state: State, worker: WorkerState) -> State:
     """Requeue all work of the worker; it was ordered to drop it."""
-    for held in worker.assigned:
-        found = state.find_fragment(held.slot)
-        if found is not None and found.stage == "issued" and found.worker == worker.address:
-            state = _requeue(state, held.slot, found)
+    for assigned in worker.assigned:
+        fragment = state.find_fragment(assigned.slot)
+        if (
+            fragment is not None
+            and fragment.stage == "issued"
+            and fragment.worker == worker.address
+        ):
+            state = _requeue(state, assigned.slot, fragment)
     return state.with_worker(replace(worker, assigned=()))
 
 
-def _requeue(state: State, slot: FragmentSlot, found: FragmentState) -> State:
+def _requeue(state: State, slot: FragmentSlot, fragment: FragmentState) -> State:
     """Requeue under the next attempt: even its former device needs another task slot."""
     again = replace(
-        found, stage="pending", worker=None, attempt=found.attempt + 1, slot_taken=False
+        fragment, stage="pending", worker=None, attempt=fragment.attempt + 1, slot_taken=False
     )
     return discard_group_if_stale(state.with_fragment(slot, again), slot)
 

@@ -100,10 +100,10 @@ report, so commands may be issued for several at a time."""
 def take_together(*waiting: deque[MachineInput]) -> list[MachineInput]:
     """Take inputs that may be applied together from the queues, earlier queues first: consecutive
     reports, or one other input; empty if all queues are empty."""
-    found = list[MachineInput]()
+    reports = list[MachineInput]()
     for queue in waiting:
-        while queue and len(found) < limits.MAX_REPORTS and isinstance(queue[0], BATCHED_REPORTS):
-            found.append(queue.popleft())
-        if queue and not found:
+        while queue and len(reports) < limits.MAX_REPORTS and isinstance(queue[0], BATCHED_REPORTS):
+            reports.append(queue.popleft())
+        if queue and not reports:
             return [queue.popleft()]
-    return found
+    return reports

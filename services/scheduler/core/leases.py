@@ -50,11 +50,11 @@ class Leases:
                 return self._hear_another(address, name, self._held[holder], now)
             self.let_go(holder)
             self._by_name[name] = address
-        known = address in self._held
+        is_known = address in self._held
         self._others.pop(address, None)
         self._expected.pop(address, None)
         self._held[address] = Lease(name, now)
-        return "known" if known else "joined"
+        return "known" if is_known else "joined"
 
     def _hear_another(self, address: str, name: str, holder: Lease, now: float) -> LeaseDecision:
         first = self._others.setdefault(address, Lease(name, now))

@@ -48,15 +48,15 @@ def open_loans(plan: Plan, state: State, now: float) -> State:
         return state
     if tag.history and tag.history[-1].batch == batch.index:
         return state
-    seen = tag_inputs(plan, state, members)
+    inputs = tag_inputs(plan, state, members)
     met = tag_inputs(plan, replace(state, costs=state.costs.as_measured()), members)
     tag = _close_record(plan, tag, batch, met)
-    controller, decision = decide(tag.controller, seen)
+    controller, decision = decide(tag.controller, inputs)
     if len(members) > 1 and tag.controller.mode == "auto":
-        groups = generated_share(seen, one_step=plan.schedule.staleness_limit > 0)
+        groups = generated_share(inputs, one_step=plan.schedule.staleness_limit > 0)
         decision = replace(decision, groups=groups, reason="share")
     record = TagRecord(
-        batch=batch.index, decision=decision, tag_inputs=seen, opened_at=batch.opened_at
+        batch=batch.index, decision=decision, tag_inputs=inputs, opened_at=batch.opened_at
     )
     tag = replace(
         tag,
@@ -67,7 +67,7 @@ def open_loans(plan: Plan, state: State, now: float) -> State:
     return replace(state, tag=tag)
 
 
-def _close_record(plan: Plan, tag: TagState, batch: BatchState, seen: TagInputs) -> TagState:
+def _close_record(plan: Plan, tag: TagState, batch: BatchState, inputs: TagInputs) -> TagState:
     """Close the record of the batch before, whose version is out and whose costs are learned."""
     last = tag.history[-1] if tag.history else None
     if last is None or last.batch != batch.index - 1:
@@ -76,7 +76,7 @@ def _close_record(plan: Plan, tag: TagState, batch: BatchState, seen: TagInputs)
     helped = last.decision.groups * plan.group_size - tag.samples_left
     return replace(
         tag,
-        controller=observe(tag.controller, seen, -(-helped // plan.group_size), seconds),
+        controller=observe(tag.controller, inputs, -(-helped // plan.group_size), seconds),
         history=(*tag.history[:-1], replace(last, seconds=seconds)),
     )
 
@@ -184,7 +184,7 @@ def _wanted(
     is_wanted = is_alone and (member.drained or member.address in fluid.queued)
     if not may_begin or batch is None or is_wanted:
         return "train"
-    if any(held.slot.batch == batch.index for held in member.assigned):
+    if any(assigned.slot.batch == batch.index for assigned in member.assigned):
         return "generate"
     is_free = member.address not in fluid.queued and not member.drained
     has_share = bool(state.tag.samples_left) and _has_unissued(plan, batch)
@@ -223,12 +223,12 @@ def _hand_over(
 ) -> State:
     """Give what a returned member still holds to rollout, once rollout has nothing else to do."""
     batch, rollout = state.batch, state.only_generate
-    held = [h for h in member.assigned if batch is not None and h.slot.batch == batch.index]
-    if member.concurrency or not held or batch is None or _has_unissued(plan, batch):
+    assigned = [h for h in member.assigned if batch is not None and h.slot.batch == batch.index]
+    if member.concurrency or not assigned or batch is None or _has_unissued(plan, batch):
         return state
     if all(worker.assigned for worker in rollout):
         return state
-    samples = sum(h.num_samples for h in held)
+    samples = sum(h.num_samples for h in assigned)
     if _has_pieces(plan, state, member) and not _is_rollout_sooner(state, member, samples, now):
         return state
     return _set_device(plan, state, member, "train", now, commands, keep=False)

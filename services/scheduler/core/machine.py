@@ -155,9 +155,9 @@ def _recovered(plan: Plan, state: State, _event: RecoveryDone, _now: float) -> S
 
 def _set_phase(_plan: Plan, state: State, event: OperatorRequest, _now: float) -> State:
     action = event.action
-    asked = action == "resume" and state.phase == "paused" and state.pause_at_failure
-    state = replace(state, pause_at_failure=asked or action == "pause_at_failure")
-    state = retries.unsettled_forgotten(state) if asked else state
+    pauses = action == "resume" and state.phase == "paused" and state.pause_at_failure
+    state = replace(state, pause_at_failure=pauses or action == "pause_at_failure")
+    state = retries.unsettled_forgotten(state) if pauses else state
     match action, state.phase:
         case "pause", "waiting" | "running":
             return replace(state, phase="paused")
@@ -178,15 +178,15 @@ def _member_joined(plan: Plan, state: State, event: WorkerJoined, now: float) ->
     """Add a worker; one that trains is a member."""
     if event.service != "trainer":
         return _worker_joined(plan, state, event, now)
-    known, declared = state.workers.keys(), event.concurrency
+    addresses, declared = state.workers.keys(), event.concurrency
     at_once = modes.concurrency(plan, declared)
     member = replace(event, service=members.MEMBER, concurrency=at_once)
     joined = _worker_joined(plan, state, member, now)
-    if (lent := modes.lent_concurrency(plan, declared)) and event.address not in known:
+    if (lent := modes.lent_concurrency(plan, declared)) and event.address not in addresses:
         added = replace(joined.workers[event.address], lent_concurrency=lent, loan=Loan())
         joined = joined.with_worker(added)
     state = fluid_events.member_joined(joined, event.address)
-    for replaced in sorted(known - state.workers.keys()):
+    for replaced in sorted(addresses - state.workers.keys()):
         state = fluid_events.member_lost(state, replaced)
     return state
 

@@ -31,27 +31,27 @@ def ready_groups(plan: Plan, state: State) -> Iterator[ReadyGroup]:
     for batch in state.batches:
         if not modes.may_train(plan, batch):
             continue
-        found = [
+        ready = [
             ReadyGroup(batch, index, group)
             for index in sorted(batch.tally.maybe_whole)
             if (group := batch.groups[index]).num_scored == plan.group_size
             and not waits_for_a_mend(state, group)
         ]
-        dropped = {r.index for r in found if lacks_scores(r.group) and is_dropped(plan, r.group)}
-        if dropped and len(dropped) == len(found) and not _is_begun(batch):
+        dropped = {r.index for r in ready if lacks_scores(r.group) and is_dropped(plan, r.group)}
+        if dropped and len(dropped) == len(ready) and not _is_begun(batch):
             continue
         if plan.schedule.deterministic:  # they are trained in their order
-            yield from found
+            yield from ready
         else:
-            yield from _dropped_last(plan, batch, found, dropped)
+            yield from _dropped_last(plan, batch, ready, dropped)
 
 
 def _dropped_last(
-    plan: Plan, batch: BatchState, found: list[ReadyGroup], dropped: set[int]
+    plan: Plan, batch: BatchState, ready: list[ReadyGroup], dropped: set[int]
 ) -> Iterator[ReadyGroup]:
     """Yield groups that are not dropped, then those that are and whose update lacks no other."""
-    whole = {each.index for each in found}
-    yield from (each for each in found if each.index not in dropped)
+    whole = {each.index for each in ready}
+    yield from (each for each in ready if each.index not in dropped)
     if not dropped:
         return
     size = plan.num_groups // plan.updates
@@ -60,7 +60,7 @@ def _dropped_last(
         for index, group in enumerate(batch.groups)
         if index not in whole and not group.sent
     }
-    yield from (r for r in found if r.index in dropped and r.index // size not in lacking)
+    yield from (r for r in ready if r.index in dropped and r.index // size not in lacking)
 
 
 def waits_for_a_mend(state: State, group: GroupState) -> bool:

@@ -32,21 +32,21 @@ def restore_task(plan: Plan, state: State, task: GenerateFragment, _now: float) 
         return state
     if group.policy is not None and group.policy != task.policy:
         group = fragments.discard_group(group)
-    known = [f for f in group.fragments if f.first_sample == fragment.first_sample]
-    if known and known[0].attempt > fragment.attempt:
+    same = [f for f in group.fragments if f.first_sample == fragment.first_sample]
+    if same and same[0].attempt > fragment.attempt:
         return state
-    again = bool(known) and known[0].attempt < fragment.attempt
-    found = FragmentState(
+    again = bool(same) and same[0].attempt < fragment.attempt
+    restored = FragmentState(
         first_sample=fragment.first_sample,
         num_samples=fragment.num_samples,
         attempt=fragment.attempt,
         stage="issued",
         worker=task.worker,
-        num_failures=known[0].num_failures + again if known else 0,
-        given=(*(known[0].given if known else ()), (fragment.attempt, task.worker)),
+        num_failures=same[0].num_failures + again if same else 0,
+        given=(*(same[0].given if same else ()), (fragment.attempt, task.worker)),
     )
     first_attempt = max(group.first_attempt, fragment.attempt)
-    group = replace(group.with_fragment(found), policy=task.policy, first_attempt=first_attempt)
+    group = replace(group.with_fragment(restored), policy=task.policy, first_attempt=first_attempt)
     if not _are_cut_in_order(group.fragments):  # cut by two schedulers unaware of each other
         group = fragments.discard_group(group)
     return state.with_group(fragment.batch, fragment.group, group)
@@ -59,11 +59,16 @@ def restart_batches(plan: Plan, state: State, before: State) -> State:
     """
     if state.batch is None:
         return state
-    known = {batch.index: batch for batch in before.batches if batch.index >= state.batch.index}
-    known.setdefault(state.batch.index, state.batch)
+    batches_by_index = {
+        batch.index: batch for batch in before.batches if batch.index >= state.batch.index
+    }
+    batches_by_index.setdefault(state.batch.index, state.batch)
     batches = tuple(
-        replace(known[index], groups=tuple(map(_restart_group, known[index].groups)))
-        for index in sorted(known)
+        replace(
+            batches_by_index[index],
+            groups=tuple(map(_restart_group, batches_by_index[index].groups)),
+        )
+        for index in sorted(batches_by_index)
     )
     state = replace(state, batches=batches[:2], draining=before.draining)
     return again(state, before)

@@ -30,5 +30,5 @@ def is_foreign(state: State, event: object) -> bool:
 
 def _was_given(state: State, slot: FragmentSlot, worker: str) -> bool:
     """Whether a device was given a fragment; also if nothing is known of that attempt any more."""
-    found = state.find_fragment(slot)
-    return found is None or (slot.attempt, worker) in found.given
+    fragment = state.find_fragment(slot)
+    return fragment is None or (slot.attempt, worker) in fragment.given

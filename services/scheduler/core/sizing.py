@@ -73,13 +73,13 @@ def situation(plan: Plan, state: State, size: int) -> Situation:
     if not has_loans(plan):
         return _forecast_members(plan, state, members, size)
     lent = lendable(state) or members
-    seen = _thinned(_alike(tag_inputs(plan, state, lent, size)))
+    inputs = _thinned(_alike(tag_inputs(plan, state, lent, size)))
     if len(lent) < 2:
-        return Situation(seen)
-    number = max(1, seen.trainer_queues)
+        return Situation(inputs)
+    number = max(1, inputs.trainer_queues)
     last = last_piece(plan.group_size, plan.trained_steps, plan.merged_steps, 0.0)
-    pool = MemberPool(tag_inputs=seen, num_trainer=number, last=seen.train * number * last)
-    return Situation(seen, pool)
+    pool = MemberPool(tag_inputs=inputs, num_trainer=number, last=inputs.train * number * last)
+    return Situation(inputs, pool)
 
 
 def _forecast_members(plan: Plan, state: State, members: list[WorkerState], size: int) -> Situation:
@@ -97,7 +97,7 @@ def _forecast_members(plan: Plan, state: State, members: list[WorkerState], size
     alike = len(lanes) / sum(1 / each for each, _ in lanes) if lanes else 1.0
     last = last_piece(plan.group_size, plan.trained_steps, plan.merged_steps, 0.0)
     others = tuple(levels[0][each] for each in seconds[len(members) :])
-    seen = TagInputs(
+    inputs = TagInputs(
         groups=plan.num_groups,
         fragments_per_group=-(-plan.group_size // size),
         rollout=others,
@@ -109,9 +109,9 @@ def _forecast_members(plan: Plan, state: State, members: list[WorkerState], size
         commit=costs.commit.seconds,
     )
     if not lanes:
-        return Situation(seen)
-    return Situation(seen, MemberPool(
-        tag_inputs=seen,
+        return Situation(inputs)
+    return Situation(inputs, MemberPool(
+        tag_inputs=inputs,
         num_trainer=len(members),
         last=train * len(members) * last,
         lanes=lanes,
@@ -124,11 +124,11 @@ def _is_known(state: State) -> bool:
     return overhead and bool(costs.rollout) and bool(costs.gradient)
 
 
-def _alike(seen: TagInputs) -> TagInputs:
+def _alike(inputs: TagInputs) -> TagInputs:
     """Treat devices of nearly equal speed as one class, which is forecast in the time of one
     device."""
-    mean = _levels(seen.rollout)
-    return replace(seen, rollout=tuple(mean[seconds] for seconds in seen.rollout))
+    mean = _levels(inputs.rollout)
+    return replace(inputs, rollout=tuple(mean[seconds] for seconds in inputs.rollout))
 
 
 def _levels(all_seconds: Collection[float]) -> dict[float, float]:
@@ -146,18 +146,18 @@ def _levels(all_seconds: Collection[float]) -> dict[float, float]:
     return {seconds: mean[level] for seconds, level in levels.items()}
 
 
-def _thinned(seen: TagInputs) -> TagInputs:
+def _thinned(inputs: TagInputs) -> TagInputs:
     """Take a part of groups and devices for all of them, where there are very many of both."""
-    factor = seen.groups // MAX_FORECAST_GROUPS
-    classes = Counter(seen.rollout)
-    counts = [*classes.values(), *([seen.trainer_queues] if seen.trainer_queues else [])]
+    factor = inputs.groups // MAX_FORECAST_GROUPS
+    classes = Counter(inputs.rollout)
+    counts = [*classes.values(), *([inputs.trainer_queues] if inputs.trainer_queues else [])]
     if factor < 2 or min(counts, default=0) < MIN_ALIKE_DEVICES * factor:
-        return seen
+        return inputs
     rollout = [s for s, count in classes.items() for _ in range(round(count / factor))]
     return replace(
-        seen,
-        groups=round(seen.groups / factor),
+        inputs,
+        groups=round(inputs.groups / factor),
         rollout=tuple(rollout),
-        trainer_queues=round(seen.trainer_queues / factor),
-        train=seen.train * factor,
+        trainer_queues=round(inputs.trainer_queues / factor),
+        train=inputs.train * factor,
     )

@@ -151,11 +151,11 @@ class BatchState:
     @property
     def tally(self) -> Tally:
         """Counts over all groups, made once and kept along by `with_groups`."""
-        known = self._known
-        if known is None or known[0] is not self.groups:
-            known = self.groups, count_groups(self.groups, EMPTY_GROUP)
-            object.__setattr__(self, "_known", known)
-        return known[1]
+        cached = self._known
+        if cached is None or cached[0] is not self.groups:
+            cached = self.groups, count_groups(self.groups, EMPTY_GROUP)
+            object.__setattr__(self, "_known", cached)
+        return cached[1]
 
     def with_groups(self, changed: Mapping[int, GroupState], first: int = 0) -> "BatchState":
         """The batch with these groups; ``first``: no group before it has anything to issue."""
@@ -163,8 +163,8 @@ class BatchState:
         for index, group in changed.items():
             tally = tally.changed(index, groups[index], group)
             groups[index] = group
-        made = tuple(groups)
-        return replace(self, groups=made, _known=(made, tally.from_group(first)))
+        all_groups = tuple(groups)
+        return replace(self, groups=all_groups, _known=(all_groups, tally.from_group(first)))
 
     def count(self, stage: Stage) -> int:
         """Number of fragments at this stage."""
@@ -292,8 +292,12 @@ class State:
         return next((batch for batch in self.batches if batch.index == index), None)
 
     def find_group(self, batch: int, index: int) -> GroupState | None:
-        found = self.find_batch(batch)
-        return found.groups[index] if found is not None and index < len(found.groups) else None
+        found_batch = self.find_batch(batch)
+        return (
+            found_batch.groups[index]
+            if found_batch is not None and index < len(found_batch.groups)
+            else None
+        )
 
     def find_fragment(self, slot: FragmentSlot) -> FragmentState | None:
         """The fragment, if its batch is open and this is its current attempt."""

@@ -88,20 +88,20 @@ def count_groups(groups: Sequence[_Group], nothing: _Group) -> Tally:
     return tally
 
 
-def _followed(known: frozenset[int], index: int, group: _Group) -> frozenset[int]:
+def _followed(indices: frozenset[int], index: int, group: _Group) -> frozenset[int]:
     if not group.sent and 0 < group.num_cut == group.num_scored:
-        return known if index in known else known | {index}
-    return known - {index} if index in known else known
+        return indices if index in indices else indices | {index}
+    return indices - {index} if index in indices else indices
 
 
 def _policies(
-    known: Mapping[Policy, int], old: Policy | None, new: Policy | None
+    counts: Mapping[Policy, int], old: Policy | None, new: Policy | None
 ) -> Mapping[Policy, int]:
     if old is new:
-        return known
-    found = dict(known)
+        return counts
+    changed = dict(counts)
     if old is not None:
-        found[old] -= 1
+        changed[old] -= 1
     if new is not None:
-        found[new] = found.get(new, 0) + 1
-    return {policy: number for policy, number in found.items() if number}
+        changed[new] = changed.get(new, 0) + 1
+    return {policy: number for policy, number in changed.items() if number}

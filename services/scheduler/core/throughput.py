@@ -33,10 +33,10 @@ def forecast_batch(plan: Plan, state: State) -> BatchForecast:
     if not _is_known(state):
         return BatchForecast()
     queues = sum(_at_once(worker) for worker in _all_devices(state))
-    seen = situation(plan, state, fragment_size(plan, state, queues))
+    inputs = situation(plan, state, fragment_size(plan, state, queues))
     bound = least_seconds(_rates(state), plan.num_groups * plan.group_size, plan.num_groups)
     # One step ahead, the model has members help that cannot: no batch takes less than the bound.
-    expected = max(bound, forecast(seen, plan.schedule).seconds)
+    expected = max(bound, forecast(inputs, plan.schedule).seconds)
     return BatchForecast(_finite(expected), _finite(bound))
 
 

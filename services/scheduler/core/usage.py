@@ -13,16 +13,16 @@ def uses(plan: Plan, state: State) -> dict[str, DeviceUse]:
     waits_for = _waits_for(plan, state)  # the same for all, so fragments are counted once
     is_scoring = any(batch.count("generated") for batch in state.batches)
     scores: DeviceUse = "scoring" if is_scoring else waits_for
-    found: dict[str, DeviceUse] = {}
+    uses_by_device: dict[str, DeviceUse] = {}
     for worker in state.workers.values():
         match worker.service:
             case "reward":
-                found[worker.name] = scores
+                uses_by_device[worker.name] = scores
             case "member":
-                found[worker.name] = _member_use(state, worker) or waits_for
+                uses_by_device[worker.name] = _member_use(state, worker) or waits_for
             case _:
-                found[worker.name] = _rollout_use(worker) or waits_for
-    return found
+                uses_by_device[worker.name] = _rollout_use(worker) or waits_for
+    return uses_by_device
 
 
 def _rollout_use(worker: WorkerState) -> DeviceUse | None:

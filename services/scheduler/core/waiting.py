@@ -64,10 +64,10 @@ def _in_hand(state: State, now: float) -> WaitingSamples:
     """Return what devices have; the oldest is the one that is furthest beyond what it takes."""
     samples, oldest, beyond = 0, WaitingSamples("in_hand"), float("-inf")
     for worker in state.workers.values():
-        samples += sum(held.num_samples for held in worker.assigned)
-        for held in worker.assigned[: worker.concurrency]:
-            usual = _usual(state, worker, held.num_samples)
-            age = _age(now, held.since)
+        samples += sum(assigned.num_samples for assigned in worker.assigned)
+        for assigned in worker.assigned[: worker.concurrency]:
+            usual = _usual(state, worker, assigned.num_samples)
+            age = _age(now, assigned.since)
             if age - (usual or 0.0) > beyond:
                 beyond = age - (usual or 0.0)
                 oldest = WaitingSamples("in_hand", 0, age, usual, worker.name)
@@ -86,17 +86,17 @@ def _usual(state: State, worker: WorkerState, samples: int) -> float | None:
 
 
 def _to_score(state: State, now: float) -> WaitingSamples:
-    found = [
+    waiting = [
         each
         for batch in state.batches if batch.count("generated")
         for group in batch.groups
         for each in group.fragments if each.stage == "generated"
     ]  # fmt: skip
-    if not found:
+    if not waiting:
         return WaitingSamples("scoring")
-    oldest = _age(now, min(each.generated_at for each in found))
+    oldest = _age(now, min(each.generated_at for each in waiting))
     return WaitingSamples(
-        "scoring", sum(each.num_samples for each in found), oldest, state.costs.ready.value
+        "scoring", sum(each.num_samples for each in waiting), oldest, state.costs.ready.value
     )
 
 
@@ -107,10 +107,10 @@ def _to_train(plan: Plan, state: State, now: float) -> WaitingSamples:
         return WaitingSamples("training")
     # Of a fragment whose rewards were heard of first, nobody knows when it was generated.
     since = [max(each.generated_at for each in group.fragments) for group in waiting]
-    known = [at for at in since if at]
+    times = [at for at in since if at]
     each = state.costs.train_seconds([member.address for member in state.members])
     usual = None if each is None else each * len(waiting) + state.costs.ready.seconds
-    oldest = _age(now, min(known)) if known else None
+    oldest = _age(now, min(times)) if times else None
     return WaitingSamples("training", len(waiting) * plan.group_size, oldest, usual)
 
 

@@ -43,13 +43,13 @@ class MeasuredConcurrency:
     fastest: float = math.inf
     """Seconds per sample of what it has finished soonest after it was given it."""
 
-    def after(self, held: AssignedFragment, now: float) -> "MeasuredConcurrency":
+    def after(self, fragment: AssignedFragment, now: float) -> "MeasuredConcurrency":
         """Return what is known after a fragment that it was given at ``held.since``."""
-        each = max(0.0, now - held.since) / held.num_samples
-        was_idle = held.since > self.last
+        each = max(0.0, now - fragment.since) / fragment.num_samples
+        was_idle = fragment.since > self.last
         return MeasuredConcurrency(
-            since=held.since if was_idle else self.since,
-            num_samples=held.num_samples + (0 if was_idle else self.num_samples),
+            since=fragment.since if was_idle else self.since,
+            num_samples=fragment.num_samples + (0 if was_idle else self.num_samples),
             last=now,
             fastest=min(each, self.fastest),
         )
@@ -105,12 +105,12 @@ class WorkerState:
     loading: tuple[float, float] = (-math.inf, -math.inf)
     """When it began to load what it has loaded last, and when it last reported that it does."""
 
-    def having_finished(self, held: AssignedFragment, now: float) -> "WorkerState":
+    def having_finished(self, fragment: AssignedFragment, now: float) -> "WorkerState":
         """Return the worker after a fragment that it was given at ``held.since``. A declared
         concurrency counts up to twice the measured one."""
         if self.declared <= 1:
             return self
-        shown = (self.shown or MeasuredConcurrency()).after(held, now)
+        shown = (self.shown or MeasuredConcurrency()).after(fragment, now)
         concurrency = max(1, min(self.declared, round(2 * shown.at_a_time(now))))
         return replace(self, shown=shown, concurrency=concurrency)
 
@@ -182,7 +182,7 @@ class FewerThan:
     number: int
 
     def holds_for(self, worker: WorkerState) -> bool:
-        due = sum(held.slot.batch <= self.batch for held in worker.assigned)
+        due = sum(fragment.slot.batch <= self.batch for fragment in worker.assigned)
         return due < self.number or not worker.concurrency
 
 
@@ -194,7 +194,9 @@ class HoldsNext:
     batch: int
 
     def holds_for(self, worker: WorkerState) -> bool:
-        return any(held.slot.batch > self.batch for held in worker.assigned[: worker.concurrency])
+        return any(
+            fragment.slot.batch > self.batch for fragment in worker.assigned[: worker.concurrency]
+        )
 
 
 class Workers(dict[str, WorkerState]):
@@ -230,41 +232,41 @@ class Workers(dict[str, WorkerState]):
 
     def asked(self, question: WorkerFilter) -> frozenset[str]:
         """Addresses of the devices that take work and for which it holds."""
-        found = self._answers.get(question)
-        if found is None:
-            asked = (*self.roles.places, *self.roles.only_train)
-            found = frozenset(a for a in asked if question.holds_for(self[a]))
+        answer = self._answers.get(question)
+        if answer is None:
+            addresses = (*self.roles.places, *self.roles.only_train)
+            answer = frozenset(a for a in addresses if question.holds_for(self[a]))
             if question.batch is not None:  # nobody asks about the batches before it any more
                 kept = (None, question.batch)
                 self._answers = {q: a for q, a in self._answers.items() if q.batch in kept}
-            self._answers[question] = found
-        return found
+            self._answers[question] = answer
+        return answer
 
     def changed(self, workers: Iterable[WorkerState]) -> Self:
         """Return the workers with these added or replaced, by address."""
-        made, changed = type(self)(self), list(workers)
+        copy, changed = type(self)(self), list(workers)
         keeps = self._roles is not None
         for worker in changed:
-            old = made.get(worker.address)
-            made[worker.address] = worker
+            old = copy.get(worker.address)
+            copy[worker.address] = worker
             keeps = keeps and old is not None and _role(old) == _role(worker)
         if keeps:
-            made._roles = self._roles
-            made._answers = {
-                question: _followed(found, question, changed)
-                for question, found in self._answers.items()
+            copy._roles = self._roles
+            copy._answers = {
+                question: _followed(answer, question, changed)
+                for question, answer in self._answers.items()
             }
-        return made
+        return copy
 
 
 def _followed(
-    known: frozenset[str], question: WorkerFilter, changed: Iterable[WorkerState]
+    addresses: frozenset[str], question: WorkerFilter, changed: Iterable[WorkerState]
 ) -> frozenset[str]:
     """For whom it holds once these have changed."""
     now = {w.address: question.holds_for(w) for w in changed if w.takes_work}
-    gain = [address for address, holds in now.items() if holds and address not in known]
-    loss = [address for address, holds in now.items() if not holds and address in known]
-    return known.union(gain).difference(loss) if gain or loss else known
+    gain = [address for address, holds in now.items() if holds and address not in addresses]
+    loss = [address for address, holds in now.items() if not holds and address in addresses]
+    return addresses.union(gain).difference(loss) if gain or loss else addresses
 
 
 def _role(worker: WorkerState) -> tuple[str, int, Exclusion | None, bool]:

@@ -37,13 +37,13 @@ def _needed_gib(profile: Profile, kind: str, role: Role) -> float:
 
 def holds_fragments(profile: Profile, kind: str, role: Role, samples: int) -> bool:
     """Return whether a device of this kind can denoise this number of samples at a time."""
-    held, at_once = profile.rollout.held_gib, samples
+    held_gib, at_once = profile.rollout.held_gib, samples
     if role == "member":
-        held += profile.variant.training_gib
+        held_gib += profile.variant.training_gib
         at_once = math.ceil(samples / profile.variant.ranks)
     elif kind in profile.streaming:
-        held = profile.streaming[kind].held_gib
-    needed = held + at_once * profile.rollout.sample_gib
+        held_gib = profile.streaming[kind].held_gib
+    needed = held_gib + at_once * profile.rollout.sample_gib
     return needed <= device(profile, kind).memory_gib * profile.memory_share
 
 

@@ -56,12 +56,12 @@ def with_sized(devices: Mapping[str, Device], text: str) -> dict[str, Device]:
     known has the speed of the slowest one that is."""
     slowest = min(devices.values(), key=lambda device: device.training_speed)
     note = "its speed is unknown, and taken as that of the slowest known kind"
-    found = dict(devices)
+    extended = dict(devices)
     for word, gib, _ in SIZED_KIND.findall(text):
         kind = kind_named(devices, word)
         like = slowest.model_copy(update={"note": note}) if kind is None else devices[kind]
-        found[kind or word] = like.model_copy(update={"memory_gib": float(gib)})
-    return found
+        extended[kind or word] = like.model_copy(update={"memory_gib": float(gib)})
+    return extended
 
 
 def kind_named(devices: Iterable[str], word: str) -> str | None:

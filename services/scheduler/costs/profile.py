@@ -236,8 +236,8 @@ def profile_names() -> list[str]:
 
 def _known() -> str:
     names = profile_names()
-    known = f"known are {', '.join(names)}" if names else f"there are none in {PROFILES}"
-    return f"{known}; or give the path of a JSON file"
+    choices = f"known are {', '.join(names)}" if names else f"there are none in {PROFILES}"
+    return f"{choices}; or give the path of a JSON file"
 
 
 def device(profile: Profile, kind: str) -> Device:

@@ -21,14 +21,14 @@ def speed(profile: Profile, kind: str, role: Role) -> float:
     """
     if fits(profile, kind, role) is not None:
         return 0.0
-    found = device(profile, kind)
+    kind_of_device = device(profile, kind)
     if role != "rollout":
-        return found.training_speed
+        return kind_of_device.training_speed
     if kind not in profile.streaming:
-        return found.generation_speed
+        return kind_of_device.generation_speed
     size, computed = profile.shape.group_size, work_alone(profile)
     waits = transfer_seconds(profile, kind, role)
-    streamed = _generation_seconds(computed, size, found.generation_speed, waits)
+    streamed = _generation_seconds(computed, size, kind_of_device.generation_speed, waits)
     return _generation_seconds(computed, size) / streamed
 
 

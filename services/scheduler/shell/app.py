@@ -158,7 +158,7 @@ class Scheduler:
         """
         if before is not None:
             await self._forget_open_batches()
-        found = await retry(self.bus.stream_states)
+        stream_states = await retry(self.bus.stream_states)
         await retry(self._make_streams)
         states = await retry(self.bus.stream_states)
         room = DiskWatch(self.store, self.index, self.bus.run)
@@ -166,7 +166,7 @@ class Scheduler:
             tasks.create_task(self._stream_watch(room).run(states))
             tasks.create_task(room.run())
             last = await self._recover(before)
-            check_streams({} if before else found)
+            check_streams({} if before else stream_states)
             for stream in FOLLOWED_STREAMS:
                 after = last[stream.name]
                 tasks.create_task(follow(self.bus, stream, self._inbox, self._note, after=after))
@@ -209,8 +209,8 @@ class Scheduler:
         """Read what is stored; returns the number of the last message read, by stream."""
         self.chain = await self._read_chain()
         await retry(lambda: self.index.rebuild(self.chain.recent))
-        if self.goal is not None and (found := await self.goal.look()) is not None:
-            await self._apply(found)
+        if self.goal is not None and (reason := await self.goal.look()) is not None:
+            await self._apply(reason)
         if self.chain.newest is not None:
             await self._apply(self.chain.newest.announcement())
             measure_commit(self.chain.newest)
@@ -251,15 +251,15 @@ class Scheduler:
         message read, by stream."""
         # Read at once: behind the marks of this epoch there is no command of another one, so that
         # each result that is read finds its command, whichever of them is read first.
-        found = await asyncio.gather(*map(self.bus.stored, RECOVERED_STREAMS))
-        for messages, _ in found:
+        contents = await asyncio.gather(*map(self.bus.stored, RECOVERED_STREAMS))
+        for messages, _ in contents:
             await self._replay(messages)
-        said = (each.message for messages, _ in found for each in messages)
-        told = {each.policy for each in said if isinstance(each, PolicyPublished)}
-        if (newest := self.chain.newest) is not None and newest.policy not in told:
+        events = (each.message for messages, _ in contents for each in messages)
+        policies = {each.policy for each in events if isinstance(each, PolicyPublished)}
+        if (newest := self.chain.newest) is not None and newest.policy not in policies:
             await self.bus.publish(newest.announcement())  # it was lost, and members wait for it
         return {
-            each.name: number for each, (_, number) in zip(RECOVERED_STREAMS, found, strict=True)
+            each.name: number for each, (_, number) in zip(RECOVERED_STREAMS, contents, strict=True)
         }
 
     async def _replay(self, messages: Sequence[ReceivedMessage]) -> None:

@@ -47,7 +47,7 @@ class Goal:
         """Poll until the goal is reached, and report it once."""
         while True:
             await asyncio.sleep(limits.VERSION_CHECK_S)
-            found = await self.look()
-            if found is not None:
-                tell(found)
+            reason = await self.look()
+            if reason is not None:
+                tell(reason)
                 return

@@ -73,19 +73,19 @@ async def read_kept_chain(store: ObjectStore, run: str) -> Chain:
     Raises:
         ContractError: if it is broken.
     """
-    there = {key for folder in version_folders(run) for key in await store.keys(folder)}
+    keys = {key for folder in version_folders(run) for key in await store.keys(folder)}
 
     def has_objects(step: CommitSummary) -> bool:
-        return any(ref.key in there for ref in step.objects)
+        return any(ref.key in keys for ref in step.objects)
 
     return await read_chain(store, run, wanted=has_objects)
 
 
-def check_streams(found: Mapping[str, StreamState | None]) -> None:
+def check_streams(states: Mapping[str, StreamState | None]) -> None:
     """Raises StreamsLost if some streams are missing where a scheduler begins. Without any of them
     the run begins from its commits."""
-    lost = sorted(name for name, state in found.items() if state is None)
-    if 0 < len(lost) < len(found):
+    lost = sorted(name for name, state in states.items() if state is None)
+    if 0 < len(lost) < len(states):
         raise StreamsLost(f"{', '.join(lost)}: messages are lost")
 
 
@@ -233,9 +233,9 @@ class BatchCleanup:
                 await retry(partial(self._store.delete_folder, folder))
 
     async def _sweep(self) -> None:
-        found = await self._store.unfinished(self._bus.run)
+        writes = await self._store.unfinished(self._bus.run)
         old = [
-            each for each in found if each.modified < time.time() - limits.INTERRUPTED_WRITE_AGE_S
+            each for each in writes if each.modified < time.time() - limits.INTERRUPTED_WRITE_AGE_S
         ]
         if old:
             await self._store.delete_unfinished(old)
@@ -297,17 +297,17 @@ class VersionCleanup:
         self._gold = GoldFigures(self.store, self.run, self.retention.gold_weights)
 
     async def look_for_ever(self) -> None:
-        seen = -1
+        seen_version = -1
         while True:
             await asyncio.sleep(limits.VERSION_CHECK_S)
             newest = max((each.policy.version for each in self.chain()), default=-1)
-            if newest != seen:
-                seen = newest
+            if newest != seen_version:
+                seen_version = newest
                 try:
                     await self.look()
                 except (IntegrityError, Unavailable) as error:
                     log.warning("old_versions_left", error=str(error))
-                    seen = -1
+                    seen_version = -1
 
     async def look(self) -> None:
         """Delete what is no longer needed; raises Unavailable if the store does not answer."""
@@ -317,14 +317,14 @@ class VersionCleanup:
         newest = chain[-1].policy.version
         kept = await kept_now(self.retention, self._gold, newest, self.in_use())
         folders = version_folders(self.run)
-        there = {key for folder in folders for key in await self.store.keys(folder)}
-        shards = await self._manifests.shards(chain, there, kept)
-        left = set(there)
+        keys = {key for folder in folders for key in await self.store.keys(folder)}
+        shards = await self._manifests.shards(chain, keys, kept)
+        left = set(keys)
         for old in deletable(chain, kept, shards):
-            if old & there:
-                await self.store.delete(sorted(old & there))
-                log.info("old_versions_deleted", objects=len(old & there), kept=len(kept))
+            if old & keys:
+                await self.store.delete(sorted(old & keys))
+                log.info("old_versions_deleted", objects=len(old & keys), kept=len(kept))
                 left -= old
         old_versions = (each for each in chain if each.policy.version not in kept)
-        gone = [each for each in old_versions if left.isdisjoint(own_keys(each))]
-        self.forget([each.policy.version for each in gone])
+        deleted = [each for each in old_versions if left.isdisjoint(own_keys(each))]
+        self.forget([each.policy.version for each in deleted])

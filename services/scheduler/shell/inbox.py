@@ -34,10 +34,10 @@ class Inbox:
     async def get(self) -> list[MachineInput]:
         """Wait for something; return what is to be applied together next."""
         await self._filled.wait()
-        found = take_together(self._scores, self._others)
+        inputs = take_together(self._scores, self._others)
         if self.is_empty:
             self._filled.clear()
-        return found
+        return inputs
 
 
 async def follow(

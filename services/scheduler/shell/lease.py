@@ -194,24 +194,24 @@ class Lease:
         """Return the number of this scheduler's entry if the lease was free."""
         unwritten, self._unwritten_since = self._unwritten_since, None
         entry = await self._register.read()
-        known = None if entry is None else _decoded(entry)
-        if entry is not None and known is not None and not self._is_free(entry, known):
-            is_loopback = urlsplit(known.url).hostname in LOOPBACK
-            self.holder = known.url if known.process.is_here or not is_loopback else ""
-            self._stand_by(f"standby: the scheduler at {known.url or known.scheduler} commands")
+        record = None if entry is None else _decoded(entry)
+        if entry is not None and record is not None and not self._is_free(entry, record):
+            is_loopback = urlsplit(record.url).hostname in LOOPBACK
+            self.holder = record.url if record.process.is_here or not is_loopback else ""
+            self._stand_by(f"standby: the scheduler at {record.url or record.scheduler} commands")
             return None
         self._unwritten_since = self.clock() if unwritten is None else unwritten
         revision = await self._write(on=0 if entry is None else entry.revision)
         self._unwritten_since = None
         return revision
 
-    def _is_free(self, entry: RegisterEntry, known: LeaseRecord) -> bool:
+    def _is_free(self, entry: RegisterEntry, record: LeaseRecord) -> bool:
         revision, since = self._last_seen
         if entry.revision != revision:
             since = self.clock()
         self._last_seen = entry.revision, since
         is_unrenewed = self.clock() - since > limits.ABANDONED_S
-        return is_unrenewed or _is_free(known)
+        return is_unrenewed or _is_free(record)
 
     @property
     def _stores_nothing(self) -> bool:
@@ -249,15 +249,15 @@ class Lease:
             revision = None if self._has_missed else await self._write(on=on)
             if revision is None:  # it has left the register, or an answer was lost
                 revision = await self._rewrite()
-            held = await self._next(revision)
+            lease = await self._next(revision)
         except Unavailable as error:
             log.warning("lease_not_renewed", error=str(error))
             self._has_missed = True
             return False
-        if held is None:
+        if lease is None:
             log.error("lease_lost", epoch=self._held.epoch, holder=self.holder)
             raise LeaseLost("another scheduler commands")
-        self._held, self._renewed_at, self._has_missed = held, began, False
+        self._held, self._renewed_at, self._has_missed = lease, began, False
         self._renewed.set()
         return True
 
@@ -283,16 +283,16 @@ class Lease:
         """Write an entry on top of what the register has, unless that is another's."""
         entry = await self._register.read()
         if entry is not None and not self._is_mine(entry):
-            known = _decoded(entry)
-            self.holder = "" if known is None else known.url
+            record = _decoded(entry)
+            self.holder = "" if record is None else record.url
             return None
         return await self._write(on=0 if entry is None else entry.revision)
 
     def _is_mine(self, entry: RegisterEntry) -> bool:
         """Whether this scheduler wrote an entry. The number alone proves nothing: a rebuilt
         register may have another scheduler's entry at the same number."""
-        known = _decoded(entry)
-        return known is not None and known.scheduler == self._mine.scheduler
+        record = _decoded(entry)
+        return record is not None and record.scheduler == self._mine.scheduler
 
     async def _next(self, revision: int | None) -> HeldLease | None:
         """Return the lease after this entry; None if it belongs to another scheduler, or did
@@ -300,9 +300,9 @@ class Lease:
         assert self._held is not None
         if revision is None:
             return None
-        held = self._held.goes_on(revision)
-        if held is not None and not self._has_missed:
-            return held
+        lease = self._held.goes_on(revision)
+        if lease is not None and not self._has_missed:
+            return lease
         newest = await newest_epoch(self.store, self.bus.run)
         return HeldLease(self._held.epoch, revision) if newest == self._held.epoch else None
 
@@ -311,15 +311,15 @@ class Lease:
         return await self._register.write(data.ljust(limits.LEASE_ENTRY_BYTES), replaces=on)
 
     async def _release(self) -> None:
-        held, self._held = self._held, None
-        if held is None:
+        lease, self._held = self._held, None
+        if lease is None:
             return
         data = self._mine.model_copy(update={"released": True}).model_dump_json().encode()
         with suppress(Unavailable):
             entry = await self._register.read()
             if entry is not None and self._is_mine(entry):
                 await self._register.write(data, replaces=entry.revision)
-        log.info("lease_released", epoch=held.epoch)
+        log.info("lease_released", epoch=lease.epoch)
 
     def _stand_by(self, reason: str) -> None:
         if self.health.reason != reason:

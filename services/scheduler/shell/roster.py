@@ -154,7 +154,7 @@ class Roster:
                 self._put(WorkerLeft(address))
                 log.warning("worker_left", address=address)
             for address in [
-                a for a, seen in self.statuses.items() if seen.at < now - limits.LEASE_S
+                a for a, status in self.statuses.items() if status.at < now - limits.LEASE_S
             ]:
                 if self.statuses[address].refused:
                     del self.statuses[address]

@@ -121,12 +121,12 @@ async def run(settings: ServiceSettings, recipe: Recipe, *, recipe_folder: Path)
         )  # fmt: skip
 
 
-async def _keep_request(scheduler: Scheduler, said: AuditedChange) -> None:
+async def _keep_request(scheduler: Scheduler, change: AuditedChange) -> None:
     """Append a request that changes something to the run's log."""
-    caller = said.caller
+    caller = change.caller
     request = Request(
-        caller=caller.name, role=caller.role, on_behalf=said.on_behalf, operation=said.operation,
-        client=said.client, status=said.status,
+        caller=caller.name, role=caller.role, on_behalf=change.on_behalf,
+        operation=change.operation, client=change.client, status=change.status,
     )  # fmt: skip
     await scheduler.run_log.request(request)
 

@@ -28,12 +28,12 @@ def forecast(profile: Profile, split: Split, size: int, schedule: RunSchedule) -
     """Forecast a batch in fragments of `size` samples, with as much help as is best or fixed."""
     situation = opening_situation(profile, split, size, schedule=schedule)
     timing = _timing(profile, split, schedule)
-    found, shape = core.forecast(situation, schedule), profile.shape
+    expected, shape = core.forecast(situation, schedule), profile.shape
     # Nothing is trained before the record of its version.
     record = timing.snapshot + timing.publish + timing.states
     training = shape.groups * situation.tag_inputs.train
     least = record + training + shape.updates * (timing.exchange + timing.step)
-    return replace(found, seconds=max(found.seconds, least))
+    return replace(expected, seconds=max(expected.seconds, least))
 
 
 def fragment_sizes(profile: Profile, schedule: RunSchedule) -> list[int]:

@@ -167,7 +167,7 @@ class GeneratingMember(SimDevice):
         return self.history.drawn(self.name, seconds)
 
     def _occupy(self, seconds: float, done: Callable[[], None]) -> None:
-        self._busy, taken, self.overhead_s = True, self.overhead_s, 0.0
+        self._busy, overhead, self.overhead_s = True, self.overhead_s, 0.0
         self._use += 1
         use = self._use
 
@@ -177,7 +177,7 @@ class GeneratingMember(SimDevice):
                 done()
                 self._next()
 
-        self.world.after(seconds + taken, end)
+        self.world.after(seconds + overhead, end)
 
     def _release(self, task: GenerateFragment, reason: Literal["stale", "returned"]) -> None:
         slot = task.fragment.slot

@@ -210,8 +210,8 @@ def _steady(marks: Sequence[CommitMark], warm_up: int, batch_samples: int) -> Wi
 
 def _step_seconds(window: Window, batch_samples: int, generation_seconds: float) -> float:
     """Samples taken from stock have to be generated at some time: by all devices, at best."""
-    taken = max(0.0, window.from_stock(batch_samples))
-    return window.seconds / (window.last - window.first) + taken * generation_seconds
+    samples = max(0.0, window.from_stock(batch_samples))
+    return window.seconds / (window.last - window.first) + samples * generation_seconds
 
 
 def _mean(values: Collection[float]) -> float:
@@ -227,10 +227,10 @@ def _under_way(cluster: Cluster) -> float:
     """Samples that rollout devices have in work, each fragment as far as it should be."""
     state, now, samples = cluster.scheduler.state, cluster.world.now, 0.0
     for worker in state.rollout:
-        for held in worker.assigned[: worker.concurrency]:
-            needed = state.costs.whole_samples(held.num_samples) * sample_seconds(state, worker)
-            done = (now - held.since) / needed
-            samples += held.num_samples * min(1.0, done)
+        for assigned in worker.assigned[: worker.concurrency]:
+            needed = state.costs.whole_samples(assigned.num_samples) * sample_seconds(state, worker)
+            done = (now - assigned.since) / needed
+            samples += assigned.num_samples * min(1.0, done)
     return samples
 
 
@@ -258,12 +258,12 @@ def _busy_trainer(window: Window, num_devices: int) -> dict[SimUse, float]:
 
 def _tag_batches(cluster: Cluster, window: Window) -> tuple[TagBatch, ...]:
     decisions = {each.batch: each.decision for each in cluster.scheduler.state.tag.history}
-    found = []
+    batches = []
     for commit in cluster.commits[window.first + 1 : window.last + 1]:
         decision = decisions.get(commit.policy.version - 1)
         if decision is not None:
             helped = _num_helped(commit.trained) / cluster.plan.group_size
-            found.append(
+            batches.append(
                 TagBatch(
                     batch=commit.policy.version - 1,
                     groups=decision.groups,
@@ -271,7 +271,7 @@ def _tag_batches(cluster: Cluster, window: Window) -> tuple[TagBatch, ...]:
                     groups_generated=helped,
                 )
             )
-    return tuple(found)
+    return tuple(batches)
 
 
 def _num_helped(groups: Sequence[TrainGroup]) -> int:

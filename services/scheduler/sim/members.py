@@ -130,11 +130,11 @@ class SimMember(GeneratingMember):
         self.history.works(f"{self.address}/0", use, 0.0, self.timing.step)
 
         def done() -> None:
-            of = self._move(command, policy, makes_version)
+            next_policy = self._move(command, policy, makes_version)
             self._hold()
             is_committer = command.committer == self.address
             self.broker.publish(Stepped(
-                **command.answer_fields, worker=self.address, policy=of,
+                **command.answer_fields, worker=self.address, policy=next_policy,
                 checksum=checksum_of(policy), is_reference=is_committer, seconds=0.0,
             ))  # fmt: skip
             if is_committer and makes_version:
@@ -200,8 +200,8 @@ class SimMember(GeneratingMember):
     def _trained(self, batch: int) -> tuple[TrainGroup, ...]:
         """Return the batch's groups as they were sent to be trained."""
         sent = self.broker.stored.get(subjects.TRAIN.name, [])
-        found = [each for each in sent if isinstance(each, TrainGroup) and each.batch == batch]
-        return tuple(sorted(found, key=lambda each: each.group))
+        groups = [each for each in sent if isinstance(each, TrainGroup) and each.batch == batch]
+        return tuple(sorted(groups, key=lambda each: each.group))
 
 
 def checksum_of(policy: Policy) -> str:

@@ -169,8 +169,8 @@ def prime(cluster: Cluster, overhead: Overhead, ready: float) -> None:
     size = plan.schedule.fixed_fragment or plan.group_size
     seconds = {each.address: timing.fragment(each.kind, size) for each in cluster.rollout.values()}
     for each in cluster.members.values():
-        if math.isfinite(found := timing.help(each.kind, size)) and each.generates:
-            seconds[each.address] = found
+        if math.isfinite(help_seconds := timing.help(each.kind, size)) and each.generates:
+            seconds[each.address] = help_seconds
     whole = costs.whole_samples(size)
     line = Estimate(value=1e-9 / fluid.LINE_GB_PER_SECOND)
     home = {each.address: line for each in cluster.devices if cluster.sites and each.site is None}

@@ -48,13 +48,13 @@ def decide_at_start(recipe: Recipe) -> StalenessDecision:
     costs = _profile(recipe)
     if costs is not None:
         trains = recipe.trainer.devices
-        found = decide(
+        decision = decide(
             recipe,
             costs,
             Split({PLACEHOLDER_KIND: recipe.rollout.workers}, {PLACEHOLDER_KIND: trains}),
         )
-        if found is not None:
-            return found
+        if decision is not None:
+            return decision
     counted = decide(recipe, *_counted(recipe))
     assert counted is not None, "counted devices hold every model"
     return counted
@@ -84,9 +84,9 @@ def decide_by_seconds(strict: float, ahead: float, *, by: str) -> StalenessDecis
     )
 
 
-def line(found: StalenessDecision) -> str:
+def line(decision: StalenessDecision) -> str:
     """Describe a decision in one line."""
-    return f'schedule.max_staleness = "auto" is {found.max_staleness}: {found.reason}'
+    return f'schedule.max_staleness = "auto" is {decision.max_staleness}: {decision.reason}'
 
 
 def _named(profile: Profile) -> str:

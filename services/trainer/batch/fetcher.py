@@ -160,10 +160,10 @@ class GroupFetcher:
         two is faulty."""
         stored = fragment.stored
         try:
-            found = read[stored.trajectory].result(), read[stored.conditions].result()
+            contents = read[stored.trajectory].result(), read[stored.conditions].result()
             if self._check is not None:
-                await asyncio.to_thread(self._check, *found, fragment.fragment.num_samples)
-            return found
+                await asyncio.to_thread(self._check, *contents, fragment.fragment.num_samples)
+            return contents
         except (IntegrityError, ContractError) as error:
             await self._refuse(fragment, error)
             return None

@@ -54,7 +54,7 @@ def batch_metrics(
     num_samples = len(advantages)
     rewards = _known(reward for group in groups for reward in group.rewards)
     stale = sum((batch - group.policy_version) * len(group.rewards) for group in groups)
-    found = {
+    metrics = {
         "reward_mean": _mean(rewards),
         "reward_std": _deviation(rewards),
         "failed_fraction": 1 - len(rewards) / num_samples,
@@ -67,9 +67,9 @@ def batch_metrics(
     }
     for scorer in groups[0].parts:
         scores = _known(score for group in groups for score in group.parts[scorer])
-        found[scorer_metric("reward_mean", scorer)] = _mean(scores)
-        found[scorer_metric("reward_std", scorer)] = _deviation(scores)
-    return found
+        metrics[scorer_metric("reward_mean", scorer)] = _mean(scores)
+        metrics[scorer_metric("reward_std", scorer)] = _deviation(scores)
+    return metrics
 
 
 def _mean(values: Sequence[float]) -> float:

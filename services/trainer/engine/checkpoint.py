@@ -103,17 +103,19 @@ class Restoration:
 
     def _is_skipped(self, name: str) -> bool:
         """Return whether the state belongs to weights that this run does not have."""
-        return any(name.startswith(of) and not own for of, own in self._following.items())
+        return any(
+            name.startswith(parameter) and not own for parameter, own in self._following.items()
+        )
 
     def _target(self, name: str, tensor: Tensor) -> Tensor:
         """Return where a state belongs; masters are expected from the beginning."""
-        state, _, of = name.partition("/")
-        parameter = self._parameters.get(of)
+        state, _, parameter_name = name.partition("/")
+        parameter = self._parameters.get(parameter_name)
         if parameter is None or name.startswith(MASTER):
             raise IntegrityError(f"this checkpoint belongs to another adapter: {name[:80]}")
         for beginning, weights in self._following.items():
             if name.startswith(beginning):
-                return weights[of]
+                return weights[parameter_name]
         like = tensor if state == STEP else parameter.detach()
         self._moments[name] = torch.zeros_like(like, memory_format=torch.preserve_format)
         return self._moments[name]
@@ -132,8 +134,8 @@ class Restoration:
             raise IntegrityError("this checkpoint has no random state")
         self._optimizer.state.clear()
         for name, value in self._moments.items():
-            state, _, of = name.partition("/")
-            self._optimizer.state[self._parameters[of]][state] = value
+            state, _, parameter_name = name.partition("/")
+            self._optimizer.state[self._parameters[parameter_name]][state] = value
         for beginning, weights in self._following.items():
             for name, tensor in weights.items():
                 if f"{beginning}{name}" not in self._states:

@@ -17,8 +17,8 @@ class ParsedGroups:
 
     async def read(self, group: GroupData) -> TrainingGroup:
         """Raises ContractError if the fragments do not make up a group of this run."""
-        for known, reading in self._recent:
-            if known is group:  # comparing the bytes would take as long as reading them
+        for parsed_group, reading in self._recent:
+            if parsed_group is group:  # comparing the bytes would take as long as reading them
                 return await reading
         reading = asyncio.create_task(asyncio.to_thread(self._read, group))
         self._recent.append((group, reading))

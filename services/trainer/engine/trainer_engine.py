@@ -167,8 +167,8 @@ class TrainerEngine:
 
     def gradient(self) -> dict[str, Tensor]:
         """Copy the gradient that the groups of this batch have added up to so far."""
-        held = {name: each.grad for name, each in self._parameters.items()}
-        return {name: each.detach().clone() for name, each in held.items() if each is not None}
+        gradients = {name: each.grad for name, each in self._parameters.items()}
+        return {name: each.detach().clone() for name, each in gradients.items() if each is not None}
 
     @property
     def tally(self) -> dict[str, float]:

@@ -53,20 +53,20 @@ class VersionCommits:
         self._store = context.store
         self._worker = context.worker
 
-    async def commit(self, made: SteppedVersion, snapshot: Snapshot) -> CommitRecord:
+    async def commit(self, version: SteppedVersion, snapshot: Snapshot) -> CommitRecord:
         """Store a version and commit it; retry until the store responds.
 
         Raises:
             CommitConflict: if it is committed already.
         """
-        record = await patiently(lambda: self._committed(made, snapshot), "store_unavailable")
-        seconds = time.monotonic() - made.began if made.shares else 0.0
-        if made.shares:
+        record = await patiently(lambda: self._committed(version, snapshot), "store_unavailable")
+        seconds = time.monotonic() - version.began if version.shares else 0.0
+        if version.shares:
             STAGE_SECONDS.labels(stage="commit").observe(seconds)
         await self.announce(record, seconds)
         for group in record.trained:
-            place = TracedWork(made.batch, group.group)
-            did("commit", place, seconds=seconds, version=made.policy.version)
+            place = TracedWork(version.batch, group.group)
+            did("commit", place, seconds=seconds, version=version.policy.version)
         return record
 
     async def announce(
@@ -79,27 +79,27 @@ class VersionCommits:
         news = record.announcement(worker=self._worker.address, seconds=seconds)
         await self._bus.publish(news, once=once)
 
-    async def _committed(self, made: SteppedVersion, snapshot: Snapshot) -> CommitRecord:
-        run, version = self._bus.run, made.policy.version
+    async def _committed(self, stepped: SteppedVersion, snapshot: Snapshot) -> CommitRecord:
+        run, version = self._bus.run, stepped.policy.version
         trained, sampling = await store_sets(self._store, run, snapshot)
         weights = sampling or trained
-        if made.shares:
-            await self._offer(made, weights)
-        groups = await self._groups(made)
+        if stepped.shares:
+            await self._offer(stepped, weights)
+        groups = await self._groups(stepped)
         commands = None
         if groups:  # so that the version can be made again, if it is damaged in the store
-            commands = await store_commands(self._store, run, made.batch, groups)
+            commands = await store_commands(self._store, run, stepped.batch, groups)
         checkpoint = await store_states(self._store, run, snapshot)
         trained_groups = tuple(trained_group(each) for each in groups)
-        metrics = dict(made.metrics or {})
+        metrics = dict(stepped.metrics or {})
         if groups:
             advantages = [each for group in groups for each in group.advantages]
-            metrics = {**batch_metrics(made.batch, trained_groups, advantages), **metrics}
+            metrics = {**batch_metrics(stepped.batch, trained_groups, advantages), **metrics}
             if seconds := metrics.get("step_seconds"):
                 metrics["samples_per_second"] = len(advantages) / seconds
         record = CommitRecord(
             run=run,
-            policy=made.policy,
+            policy=stepped.policy,
             parent=await stored_digest(self._store, run, version - 1) if version else None,
             weights=weights,
             trained_digest=snapshot.digest if sampling else None,
@@ -109,46 +109,46 @@ class VersionCommits:
             trained=trained_groups,
             metrics=metrics,
             worker=self._worker.address,
-            checksum=made.checksum,
-            shares=made.shares,
+            checksum=stepped.checksum,
+            shares=stepped.shares,
         )
         reach("fluid.commits")
         await commit(self._store, record)
         log.info("committed", version=version, **metrics)
         return record
 
-    async def _offer(self, made: SteppedVersion, weights: ObjectRef) -> None:
+    async def _offer(self, version: SteppedVersion, weights: ObjectRef) -> None:
         """Publish the location of the weights before the states: generating workers wait for the
         weights only."""
         await self._bus.publish(
             WeightsStored(
-                batch=made.batch,
-                attempt=made.attempt,
+                batch=version.batch,
+                attempt=version.attempt,
                 worker=self._worker.address,
-                policy=made.policy,
+                policy=version.policy,
                 weights=weights,
             )
         )
         reach("fluid.offered")
 
-    async def _groups(self, made: SteppedVersion) -> list[TrainGroup]:
+    async def _groups(self, version: SteppedVersion) -> list[TrainGroup]:
         """Return the groups that the shares name, by their index.
 
         Raises:
             GroupsLost: if one is not on the bus.
         """
-        if not made.shares:
+        if not version.shares:
             return []
-        wanted = {(p.group, p.attempt) for share in made.shares for p in share.pieces}
-        subject = subjects.batch_subject(self._bus.run, subjects.TRAIN, made.batch)
+        wanted = {(p.group, p.attempt) for share in version.shares for p in share.pieces}
+        subject = subjects.batch_subject(self._bus.run, subjects.TRAIN, version.batch)
         stored, _ = await self._bus.stored(subjects.TRAIN, [subject])
         messages = [each.message for each in stored]
-        found = {
+        groups = {
             (each.group, each.attempt): each
             for each in messages
             if isinstance(each, TrainGroup) and (each.group, each.attempt) in wanted
         }
-        if found.keys() != wanted:
-            lacking = sorted(wanted - found.keys())[0]
-            raise GroupsLost(f"group {lacking} of batch {made.batch} is not on the bus")
-        return [found[which] for which in sorted(wanted)]
+        if groups.keys() != wanted:
+            lacking = sorted(wanted - groups.keys())[0]
+            raise GroupsLost(f"group {lacking} of batch {version.batch} is not on the bus")
+        return [groups[which] for which in sorted(wanted)]

@@ -102,9 +102,9 @@ class EngineMember:
     def _measure(self, total: Term) -> TotalMeasure:
         assert total.gradient is not None
         self.engine.check(total)
-        found = self.engine.measured(total)
-        norm = found.norm if math.isfinite(found.norm) else None
-        return TotalMeasure(self.engine.sum_id(total), norm, found.scale)
+        measures = self.engine.measured(total)
+        norm = measures.norm if math.isfinite(measures.norm) else None
+        return TotalMeasure(self.engine.sum_id(total), norm, measures.scale)
 
     async def step(self, batch: int, total: Term, measure: TotalMeasure) -> Mapping[str, float]:
         norm = math.nan if measure.norm is None else measure.norm

@@ -34,7 +34,7 @@ class FlatGradient:
 
     def _ranges(self) -> Ranges:
         """Return what this rank holds; runs that follow one another are one."""
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         begins = 0
         for parameter in self._parameters.values():
             first, number = flat_range(parameter)
@@ -42,10 +42,10 @@ class FlatGradient:
             begins += parameter.numel()
             if not number or not self._is_held(parameter):
                 continue
-            if found and sum(found[-1]) == first:
-                first, number = found[-1][0], found.pop()[1] + number
-            found.append((first, number))
-        return tuple(found)
+            if ranges and sum(ranges[-1]) == first:
+                first, number = ranges[-1][0], ranges.pop()[1] + number
+            ranges.append((first, number))
+        return tuple(ranges)
 
     def _is_held(self, parameter: Tensor) -> bool:
         return isinstance(parameter, DTensor) or not self._is_group or this_rank() == 0
@@ -60,22 +60,22 @@ class FlatGradient:
             _own_part(each) if isinstance(each, DTensor) else next(whole)
             for each in self._parameters.values()
         )
-        held = zip(parts, self._parameters.values(), strict=True)
-        own = [each.reshape(-1) for each, of in held if self._is_held(of)]
+        gradients = zip(parts, self._parameters.values(), strict=True)
+        own = [each.reshape(-1) for each, parameter in gradients if self._is_held(parameter)]
         return torch.cat(own) if own else self.layout.zeros()
 
     def _summed_over_ranks(self) -> list[Tensor]:
         """Return the gradients of what lies whole on every rank, summed in one exchange."""
-        found = [
+        sums = [
             torch.zeros_like(each) if each.grad is None else each.grad
             for each in self._parameters.values()
             if not isinstance(each, DTensor)
         ]
-        if self._is_group and found:
-            flat = torch.cat([each.reshape(-1) for each in found])
+        if self._is_group and sums:
+            flat = torch.cat([each.reshape(-1) for each in sums])
             dist.all_reduce(flat)
-            found = list(flat.split([each.numel() for each in found]))
-        return found
+            sums = list(flat.split([each.numel() for each in sums]))
+        return sums
 
     def norm(self, flat: Tensor) -> Tensor:
         """Return the norm () of a flat gradient, over all ranks."""
@@ -90,15 +90,15 @@ class FlatGradient:
         """Return the gradient of each parameter, in place where this rank holds it."""
         places = self._parameters.items()
         sizes = [flat_range(each)[1] if self._is_held(each) else 0 for _, each in places]
-        found: dict[str, Tensor] = {}
+        gradients: dict[str, Tensor] = {}
         for (name, parameter), part in zip(places, flat.split(sizes), strict=True):
             if isinstance(parameter, DTensor):
-                found[name] = _sharded_like(parameter, part)
+                gradients[name] = _sharded_like(parameter, part)
             elif self._is_held(parameter):
-                found[name] = part.view_as(parameter)
+                gradients[name] = part.view_as(parameter)
             else:
-                found[name] = torch.empty_like(parameter)
-        return found
+                gradients[name] = torch.empty_like(parameter)
+        return gradients
 
     def spread(self, parts: Mapping[str, Tensor]) -> None:
         """Have all ranks hold what lies whole on each, as the first has it: in one exchange."""
@@ -106,8 +106,8 @@ class FlatGradient:
         if self._is_group and whole:
             flat = torch.cat([each.reshape(-1) for each in whole])
             dist.broadcast(flat, 0)
-            for each, found in zip(whole, flat.split([w.numel() for w in whole]), strict=True):
-                each.copy_(found.view_as(each))
+            for each, values in zip(whole, flat.split([w.numel() for w in whole]), strict=True):
+                each.copy_(values.view_as(each))
 
 
 def _own_part(parameter: DTensor) -> Tensor:

@@ -60,9 +60,9 @@ class HostMemory:
             folder = memory / f"digenrl-{os.getuid()}-{NETWORK.stat().st_ino}"
             with contextlib.suppress(FileExistsError):
                 folder.mkdir(PRIVATE_MODE)
-            found, free = folder.lstat(), shutil.disk_usage(memory).free
-            is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-            if not is_own or stat.S_IMODE(found.st_mode) != PRIVATE_MODE or free < needed:
+            status, free = folder.lstat(), shutil.disk_usage(memory).free
+            is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+            if not is_own or stat.S_IMODE(status.st_mode) != PRIVATE_MODE or free < needed:
                 log.warning("sums_not_shared", folder=str(folder), free=free, needed=needed)
                 return None
             _forget_dead(folder)

@@ -104,8 +104,8 @@ class Ledger:
 
     def hear_step(self, message: TakeStep) -> bool:
         """Whether to take a step: once, by the total that is here."""
-        current, told = (self.attempt, self.round), (message.attempt, message.round)
-        return self._is_next(message) and current == told and self.total == message.sum_id
+        current, named = (self.attempt, self.round), (message.attempt, message.round)
+        return self._is_next(message) and current == named and self.total == message.sum_id
 
     def is_exactly(self, message: ExchangeSums, share: Share) -> bool:
         """Whether the sum is made of a share, the whole of it and nothing else."""

@@ -185,9 +185,9 @@ class DeviceWork:
 
     def _next_fragment(self, kind: NextWork) -> QueuedFragment:
         """Take the oldest fragment of a kind; one that has failed comes in its turn."""
-        found = next(queued for queued in self._ready if self._kind(queued.task) == kind)
-        self._ready.remove(found)
-        return found
+        item = next(queued for queued in self._ready if self._kind(queued.task) == kind)
+        self._ready.remove(item)
+        return item
 
     def _kind(self, task: GenerateFragment) -> NextWork:
         if not self._state.can_generate(task.policy):

@@ -179,7 +179,7 @@ def own_address(broker: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((parts.hostname or "127.0.0.1", parts.port or 4222))
-            found: str = probe.getsockname()[0]
+            address: str = probe.getsockname()[0]
         except OSError:
             return "127.0.0.1"
-    return found
+    return address

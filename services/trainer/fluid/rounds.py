@@ -87,9 +87,12 @@ class Rounds:
         if message.worker != self._worker.address:
             return
         self._versions.commit(message.batch, tasks)
-        made = self._versions.made
-        if made is not None and (made.batch, made.attempt) == (message.batch, message.attempt):
-            await self._bus.publish(self._stepped(made, last, is_reference=True))
+        version = self._versions.made
+        if version is not None and (version.batch, version.attempt) == (
+            message.batch,
+            message.attempt,
+        ):
+            await self._bus.publish(self._stepped(version, last, is_reference=True))
 
     async def _hear_round(self, message: ExchangeSums, tasks: asyncio.TaskGroup) -> None:
         if self._is_over(message):
@@ -172,45 +175,45 @@ class Rounds:
 
     async def _hear_step(self, message: TakeStep, tasks: asyncio.TaskGroup) -> None:
         self._name_committer(message.batch, message.attempt, message.update, message.committer)
-        held = self._state.held
-        if held is None or not self._state.ledger.hear_step(message):
+        total = self._state.held
+        if total is None or not self._state.ledger.hear_step(message):
             return  # what it lacks, it fetches once it is published
         if message.update < self._num_updates - 1:
-            await self._step_between(message, held)
+            await self._step_between(message, total)
             return
         step = self._step_concurrently if self._device.steps_concurrently else self._step
-        made = await step(message, held)
-        self._versions.made = made
+        version = await step(message, total)
+        self._versions.made = version
         if message.committer == self._worker.address:
             self._versions.commit(message.batch, tasks)
         is_reference = message.committer == self._worker.address
-        await self._bus.publish(self._stepped(made, message.update, is_reference=is_reference))
+        await self._bus.publish(self._stepped(version, message.update, is_reference=is_reference))
         reach("fluid.stepped")
-        for taken in self._steps.values():
-            self._compare(taken)
+        for stepped in self._steps.values():
+            self._compare(stepped)
         if self._device.steps_concurrently:
-            tasks.create_task(self._take(made))
+            tasks.create_task(self._take(version))
 
-    def _stepped(self, made: SteppedVersion, update: int, *, is_reference: bool) -> Stepped:
+    def _stepped(self, version: SteppedVersion, update: int, *, is_reference: bool) -> Stepped:
         return Stepped(
-            batch=made.batch, attempt=made.attempt, update=update, worker=self._worker.address,
-            policy=made.policy, checksum=made.checksum, is_reference=is_reference,
-            seconds=time.monotonic() - made.began,
+            batch=version.batch, attempt=version.attempt, update=update,
+            worker=self._worker.address, policy=version.policy, checksum=version.checksum,
+            is_reference=is_reference, seconds=time.monotonic() - version.began,
         )  # fmt: skip
 
-    async def _step_between(self, message: TakeStep, held: HeldTotal) -> None:
+    async def _step_between(self, message: TakeStep, total: HeldTotal) -> None:
         """Take an update that makes no version: its weights exist nowhere else."""
         began, state = time.monotonic(), self._state
-        policy, earlier = held.message.policy, state.updates
+        policy, earlier = total.message.policy, state.updates
         await self._take_what_is_made()
         with self._worker.doing("committing"):
             async with self._changing():
-                metrics = await self._take_step(message, held)
+                metrics = await self._take_step(message, total)
                 checksum = await self._device.checksum()
                 updates = Updates(
                     message.attempt,
                     checksum,
-                    (*(earlier.shares if earlier else ()), *held.message.shares),
+                    (*(earlier.shares if earlier else ()), *total.message.shares),
                     (*(earlier.metrics if earlier else ()), metrics),
                 )
                 state.go_on(policy, updates)
@@ -224,8 +227,8 @@ class Rounds:
             )
         )  # fmt: skip
         reach("fluid.updated")
-        for taken in self._steps.values():
-            self._compare(taken)
+        for stepped in self._steps.values():
+            self._compare(stepped)
 
     @contextlib.asynccontextmanager
     async def _changing(self) -> AsyncIterator[None]:
@@ -239,10 +242,10 @@ class Rounds:
                 self._state.change()
                 yield
 
-    async def _take(self, made: SteppedVersion) -> None:
+    async def _take(self, version: SteppedVersion) -> None:
         """Use what the step has made, between two pieces of work."""
         async with self._state.lock, self._state.sums:
-            if self._state.ahead is not None and self._state.ahead[0] == made.policy:
+            if self._state.ahead is not None and self._state.ahead[0] == version.policy:
                 self._use_what_is_made()
 
     async def _take_what_is_made(self) -> None:
@@ -259,48 +262,48 @@ class Rounds:
         self._state.take()
         log.info("version_taken", version=self._state.version_in_use)
 
-    async def _step_concurrently(self, message: TakeStep, held: HeldTotal) -> SteppedVersion:
+    async def _step_concurrently(self, message: TakeStep, total: HeldTotal) -> SteppedVersion:
         """Take the step, at most once, concurrently with the version in use, which continues to
         generate."""
         began, earlier = time.monotonic(), self._state.updates
         async with self._changing():
-            metrics, policy, checksum = await self._new_version(message, held)
+            metrics, policy, checksum = await self._new_version(message, total)
             self._state.make(policy, checksum)
         log.info("stepped", version=policy.version, checksum=checksum)
-        return self._made(policy, checksum, held, metrics, earlier, began)
+        return self._made(policy, checksum, total, metrics, earlier, began)
 
-    async def _take_step(self, message: TakeStep, held: HeldTotal) -> Mapping[str, float]:
+    async def _take_step(self, message: TakeStep, total: HeldTotal) -> Mapping[str, float]:
         with self._worker.progress.running("the optimizer step"):
-            return await self._device.step(message.batch, held.total, _total_measure(message))
+            return await self._device.step(message.batch, total.total, _total_measure(message))
 
     async def _new_version(
-        self, message: TakeStep, held: HeldTotal
+        self, message: TakeStep, total: HeldTotal
     ) -> tuple[Mapping[str, float], Policy, str]:
         """Take the step; return its metrics, and the version that it makes with its checksum."""
-        metrics = await self._take_step(message, held)
+        metrics = await self._take_step(message, total)
         digest = await asyncio.to_thread(self._device.weights_digest)
         checksum = await self._device.checksum()
         return metrics, Policy(version=message.batch + 1, weights_digest=digest), checksum
 
-    async def _step(self, message: TakeStep, held: HeldTotal) -> SteppedVersion:
+    async def _step(self, message: TakeStep, total: HeldTotal) -> SteppedVersion:
         """Take the step, at most once, and use the version that it makes."""
         began, earlier = time.monotonic(), self._state.updates
         with self._worker.doing("committing"):
             async with self._changing():
-                metrics, policy, checksum = await self._new_version(message, held)
+                metrics, policy, checksum = await self._new_version(message, total)
                 self._state.use(policy, checksum)
         log.info("stepped", version=policy.version, checksum=checksum)
-        return self._made(policy, checksum, held, metrics, earlier, began)
+        return self._made(policy, checksum, total, metrics, earlier, began)
 
     def _made(
-        self, policy: Policy, checksum: str, held: HeldTotal, metrics: Mapping[str, float],
+        self, policy: Policy, checksum: str, total: HeldTotal, metrics: Mapping[str, float],
         earlier: Updates | None, began: float,
     ) -> SteppedVersion:  # fmt: skip
         """Return the version that the last of a batch's updates has made."""
-        shares = (*(earlier.shares if earlier else ()), *held.message.shares)
+        shares = (*(earlier.shares if earlier else ()), *total.message.shares)
         all_metrics = [dict(each) for each in (*(earlier.metrics if earlier else ()), metrics)]
         paced = self._paced(merge_step_metrics(all_metrics))
-        return SteppedVersion(policy, checksum, shares, paced, began, held.message.attempt)
+        return SteppedVersion(policy, checksum, shares, paced, began, total.message.attempt)
 
     def _paced(self, metrics: Mapping[str, float]) -> dict[str, float]:
         now = time.monotonic()
@@ -310,8 +313,8 @@ class Rounds:
     def _compare(self, step: Stepped) -> None:
         """Compare with the committer's step of the same attempt: another attempt may have trained
         other samples."""
-        made, updates = self._versions.made, self._state.updates
-        own = None if made is None else (made.batch, made.attempt)
+        version, updates = self._versions.made, self._state.updates
+        own = None if version is None else (version.batch, version.attempt)
         if updates is not None:
             own = self._state.version, updates.attempt
         if (step.batch, step.attempt) != own:
@@ -323,23 +326,27 @@ class Rounds:
             )
 
     def _name_committer(self, batch: int, attempt: int, update: int, worker: str) -> None:
-        newest = max((of[0] for of in self._committers), default=batch)
-        kept = {of: each for of, each in self._committers.items() if of[0] >= newest - 1}
+        newest = max((batch_attempt[0] for batch_attempt in self._committers), default=batch)
+        kept = {
+            batch_attempt: each
+            for batch_attempt, each in self._committers.items()
+            if batch_attempt[0] >= newest - 1
+        }
         kept.setdefault((batch, attempt, update), set()).add(worker)
         self._committers = kept
 
     def _is_over(self, message: ExchangeSums | BeginAgain) -> bool:
         """Whether others train again a batch, or an update, that this member has stepped: all other
         members that had are lost, and no commit exists."""
-        made, updates = self._versions.made, self._state.updates
+        version, updates = self._versions.made, self._state.updates
         if updates is not None:
             is_here = message.batch == self._state.version
             return is_here and message.attempt > updates.attempt
         return (
-            made is not None
-            and made.policy == self._state.newest
-            and made.batch == message.batch
-            and message.attempt > made.attempt
+            version is not None
+            and version.policy == self._state.newest
+            and version.batch == message.batch
+            and message.attempt > version.attempt
         )
 
     async def _go_back(self, message: FluidMessage) -> None:

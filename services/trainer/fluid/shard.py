@@ -136,19 +136,19 @@ class Shard:
 
     def copy_sum(self, number: int, kept: Sequence[int]) -> Sum:
         """Copy the sum under a number, and forget the copies but those that are ``kept``."""
-        self._sums = {each: held for each, held in self._sums.items() if each in kept}
-        found = dict(self._terms) if self._by_group else {WHOLE_BATCH: self.engine.term()}
-        self._sums[number] = found
-        return found
+        self._sums = {each: terms for each, terms in self._sums.items() if each in kept}
+        terms = dict(self._terms) if self._by_group else {WHOLE_BATCH: self.engine.term()}
+        self._sums[number] = terms
+        return terms
 
     def merge(self, number: int, tallies: Sequence[Mapping[int, Mapping[str, float]]]) -> Sum:
         """Add to a sum what happened to the rows of other ranks, by the keys of its terms."""
-        found = {}
+        merged_terms = {}
         for key, term in self._sums[number].items():
             tally = merged(term.tally, *(of_rank[key] for of_rank in tallies))
-            found[key] = Term(term.gradient, tally.as_dict())
-        self._sums[number] = found
-        return found
+            merged_terms[key] = Term(term.gradient, tally.as_dict())
+        self._sums[number] = merged_terms
+        return merged_terms
 
     async def put_sum(self, number: int, batch: int) -> SumPart:
         """Store this rank's part of a sum."""
@@ -164,8 +164,8 @@ class Shard:
         Raises:
             ContractError: if the object is no total of this run.
         """
-        found = await self._objects.get_total(stored)
-        self.total = await asyncio.to_thread(added, [found], self.engine.layout)
+        term = await self._objects.get_total(stored)
+        self.total = await asyncio.to_thread(added, [term], self.engine.layout)
         return self.total
 
     async def add(
@@ -179,8 +179,8 @@ class Shard:
         """
         sums = {name: self._sums[number] for name, number in own.items()}
         names = list(stored)
-        found = await asyncio.gather(*(self._objects.get(stored[name]) for name in names))
-        sums |= dict(zip(names, found, strict=True))
+        contents = await asyncio.gather(*(self._objects.get(stored[name]) for name in names))
+        sums |= dict(zip(names, contents, strict=True))
         terms = [sums[worker][key] for worker, key in order]
         self.total = await asyncio.to_thread(added, terms, self.engine.layout)
         self._sums = {}

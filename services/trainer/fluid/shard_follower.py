@@ -176,8 +176,8 @@ class Follower:
 
     def _group(self, number: int, message: Message) -> TrainingGroup:
         """Return the group of this number, which is sent once."""
-        for known, group in self._groups:
-            if known == number:
+        for number_of_group, group in self._groups:
+            if number_of_group == number:
                 return group
         *trajectories, conditions = message.blobs
         data = GroupData(

@@ -74,9 +74,9 @@ class RankFragments:
         work = self.begun.pop(message.values["number"], None)
         if work is None:
             return DONE
-        made = self.generator.finish(work)
-        shortage = None if made.shortage is None else made.shortage.model_dump()
-        return Message("made", {"shortage": shortage}, (made.trajectory, made.media))
+        result = self.generator.finish(work)
+        shortage = None if result.shortage is None else result.shortage.model_dump()
+        return Message("made", {"shortage": shortage}, (result.trajectory, result.media))
 
 
 class GroupGenerator:
@@ -95,9 +95,9 @@ class GroupGenerator:
     ) -> "GroupGeneration":
         number, packed = next(self._numbers), task.model_dump_json().encode()
         prompt = task.prompt
-        told = conditions or await self.conditions(prompt.text, source, prompt.negative_prompt)
+        encoded = conditions or await self.conditions(prompt.text, source, prompt.negative_prompt)
         await self.ask(
-            "begin", number, (packed, told, b""), (packed, conditions or b"", source or b"")
+            "begin", number, (packed, encoded, b""), (packed, conditions or b"", source or b"")
         )
         begun = GroupGeneration(self, task, number, self._fragments.begun[number])
         self._kept.add(begun)
@@ -148,11 +148,11 @@ class GroupGeneration:
 
     async def finish(self) -> GeneratedFragment:
         answers = await self._generator.ask("finish", self.number)
-        made = [each for each in answers if each.name == "made"]
-        lacks = [each.values["shortage"] for each in made if each.values["shortage"] is not None]
+        results = [each for each in answers if each.name == "made"]
+        lacks = [each.values["shortage"] for each in results if each.values["shortage"] is not None]
         return GeneratedFragment(
-            trajectory=joined_trajectories([each.blobs[0] for each in made]),
-            media=joined([each.blobs[1] for each in made]),
+            trajectory=joined_trajectories([each.blobs[0] for each in results]),
+            media=joined([each.blobs[1] for each in results]),
             weights_digest=self._own.weights_digest,
             seconds=self.seconds,
             shortage=MemoryShortage.model_validate(lacks[0]) if lacks else None,
@@ -162,5 +162,5 @@ class GroupGeneration:
 def _rank_error(answer: Message, rank: int) -> DigenRLError:
     values = dict(answer.values)
     kind, reason = getattr(errors, values.pop("error")), f"{values.pop('reason')} (on rank {rank})"
-    found: DigenRLError = kind(reason, **values)
-    return found
+    error: DigenRLError = kind(reason, **values)
+    return error

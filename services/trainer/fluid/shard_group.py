@@ -113,21 +113,21 @@ class ShardGroup:
     async def own_sum(self) -> Sum:
         number, kept = next(self._numbers), sorted(self._sums)
         values = {"number": number, "kept": kept}
-        copy, told = partial(self._shard.copy_sum, number, kept), list[Message]()
-        await self._added("copy_sum", copy, values, answers=told)
-        tallies = [dict(each.values["tallies"]) for each in told]
-        found = RankSum(self._shard.merge(number, tallies), number)
-        self._sums[number] = found
-        return found
+        copy, answers = partial(self._shard.copy_sum, number, kept), list[Message]()
+        await self._added("copy_sum", copy, values, answers=answers)
+        tallies = [dict(each.values["tallies"]) for each in answers]
+        rank_sum = RankSum(self._shard.merge(number, tallies), number)
+        self._sums[number] = rank_sum
+        return rank_sum
 
     async def measure(self, total: Term) -> TotalMeasure:
         shard = self._shard
         shard.engine.check(total)
 
         def measure() -> TotalMeasure:
-            found = shard.measured(total)
-            norm = found.norm if found.norm == found.norm else None
-            return TotalMeasure(shard.sum_id(total), norm, found.scale)
+            measures = shard.measured(total)
+            norm = measures.norm if measures.norm == measures.norm else None
+            return TotalMeasure(shard.sum_id(total), norm, measures.scale)
 
         if not shard.is_sharded:  # the first rank holds all of it
             return await asyncio.to_thread(measure)
@@ -180,9 +180,9 @@ class ShardGroup:
         """Form a total; ``own``: sums that were made here, by the member that they count for."""
         numbers = {name: each.number for name, each in own.items() if isinstance(each, RankSum)}
         assert len(numbers) == len(own)
-        said = {name: each.model_dump_json() for name, each in stored.items()}
+        references = {name: each.model_dump_json() for name, each in stored.items()}
         adding = self._shard.add(order, numbers, stored)
-        values = {"order": [list(each) for each in order], "own": numbers, "stored": said}
+        values = {"order": [list(each) for each in order], "own": numbers, "stored": references}
         return await self._do("add", lambda: asyncio.run(adding), values)
 
     def end(self) -> None:
@@ -192,8 +192,8 @@ class ShardGroup:
 
     def _number_of(self, group: GroupData) -> tuple[int, tuple[bytes, ...]]:
         """Return the group's number on the other ranks, and its content if they do not have it."""
-        for number, known in self._sent:
-            if known is group:
+        for number, sent_group in self._sent:
+            if sent_group is group:
                 return number, ()
         number = next(self._numbers)
         self._sent = [*self._sent, (number, group)][-limits.MAX_SENT_GROUPS :]
@@ -224,13 +224,13 @@ class ShardGroup:
         with self._one_at_a_time:
             for link in self._links:
                 link.send(Message(name, values or {}, blobs))
-            told: dict[int, Message] = {}
+            answers_by_rank: dict[int, Message] = {}
 
             def receive(rank: int, link: RankLink) -> None:
-                told[rank] = receive_answer(link)
+                answers_by_rank[rank] = receive_answer(link)
 
             others = [partial(receive, rank, link) for rank, link in enumerate(self._links)]
-            found = together(mine, others=others)
+            result = together(mine, others=others)
             if answers is not None:
-                answers += [told[rank] for rank in sorted(told)]
-            return found
+                answers += [answers_by_rank[rank] for rank in sorted(answers_by_rank)]
+            return result

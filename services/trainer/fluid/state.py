@@ -186,8 +186,8 @@ class MemberState:
     def differs(self) -> ReferenceVersion | None:
         """The reference of the version in use, if it differs."""
         number = 0 if self.updates is None else self.updates.number
-        found = self.references.get((self.version, number))
+        reference = self.references.get((self.version, number))
         here = self.newest, self.newest_checksum
-        if found is None or (found.policy, found.checksum) == here:
+        if reference is None or (reference.policy, reference.checksum) == here:
             return None
-        return found
+        return reference

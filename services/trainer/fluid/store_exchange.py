@@ -56,18 +56,18 @@ class SumObjects:
 
     async def get(self, stored: StoredSum) -> Sum:
         """Raises ContractError if it is no sum of this run."""
-        held, tallies = self._layout.held, stored.parts[: self._is_first]
-        overlapping = (each for each in stored.parts if any(overlaps(held, each.ranges)))
+        own_ranges, tallies = self._layout.held, stored.parts[: self._is_first]
+        overlapping = (each for each in stored.parts if any(overlaps(own_ranges, each.ranges)))
         wanted = dict.fromkeys((*tallies, *overlapping))
         parts = await asyncio.gather(*map(self._part, wanted))
         return await asyncio.to_thread(assembled, parts, self._layout)
 
     async def get_total(self, stored: StoredSum) -> Term:
         """Raises ContractError if it is no total of this run."""
-        found = await self.get(stored)
-        if WHOLE_BATCH not in found:
+        terms = await self.get(stored)
+        if WHOLE_BATCH not in terms:
             raise ContractError("not a total: it holds sums of groups")
-        total: Term = found[WHOLE_BATCH]
+        total: Term = terms[WHOLE_BATCH]
         return total
 
     async def _part(self, part: SumPart) -> tuple[Ranges, Sum]:
@@ -122,8 +122,8 @@ class StoreExchange:
             if own:
                 await self._offer(round_, round_.me, own)
             waits_for.add(round_.committer)
-            found = await self._objects.get_total(await self.stored(round_, TOTAL))
-            return await asyncio.to_thread(added, [found], self._layout)
+            terms = await self._objects.get_total(await self.stored(round_, TOTAL))
+            return await asyncio.to_thread(added, [terms], self._layout)
 
     async def others(
         self, round_: MemberRound, waits_for: set[str], get: Callable[[StoredSum], Awaitable[T]]
@@ -133,9 +133,9 @@ class StoreExchange:
         waits_for.update(names)
 
         async def taken(name: str) -> T:
-            found = await get(await self.stored(round_, name))
+            terms = await get(await self.stored(round_, name))
             waits_for.discard(name)
-            return found
+            return terms
 
         return dict(zip(names, await asyncio.gather(*map(taken, names)), strict=True))
 
@@ -146,8 +146,8 @@ class StoreExchange:
 
     async def say(self, round_: MemberRound, name: str, stored: StoredSum) -> None:
         """Publish the location of a sum, or of the total."""
-        said = stored.model_dump_json().encode()
-        await again(lambda: self._store.write(f"{round_.folder}/{name}.json", said))
+        data = stored.model_dump_json().encode()
+        await again(lambda: self._store.write(f"{round_.folder}/{name}.json", data))
 
     async def stored(self, round_: MemberRound, name: str) -> StoredSum:
         """Return the location of a member's sum, or of the total, once it is published."""
@@ -188,9 +188,9 @@ class StoreExchange:
 
 async def awaited(store: ObjectStore, key: str) -> bytes:
     """Return an object as soon as another member has stored it."""
-    while (found := await again(lambda: store.read(key))) is None:  # noqa: ASYNC110 -- of objects
+    while (data := await again(lambda: store.read(key))) is None:  # noqa: ASYNC110 -- of objects
         await asyncio.sleep(limits.STORE_EXCHANGE_POLL_S)
-    return found
+    return data
 
 
 async def again(work: Callable[[], Awaitable[T]]) -> T:

@@ -63,8 +63,7 @@ class SumLayout:
 
 
 def overlaps(mine: Ranges, theirs: Ranges) -> Iterator[tuple[slice, slice]]:
-    """Yields which numbers of what is here are which of what is there: slices of the one flat
-    tensor of each.
+    """Yields the common elements of two flat tensors: a slice of mine and a slice of theirs.
 
     >>> list(overlaps(((4, 4), (10, 2)), ((0, 6), (11, 5))))
     [(slice(0, 2, None), slice(4, 6, None)), (slice(5, 6, None), slice(6, 7, None))]
@@ -74,8 +73,11 @@ def overlaps(mine: Ranges, theirs: Ranges) -> Iterator[tuple[slice, slice]]:
         (a, n), (b, m) = mine[place], theirs[other]
         first, last = max(a, b), min(a + n, b + m)
         if first < last:
-            here, there = mine_before - a, theirs_before - b
-            yield slice(here + first, here + last), slice(there + first, there + last)
+            shift, other_shift = mine_before - a, theirs_before - b
+            yield (
+                slice(shift + first, shift + last),
+                slice(other_shift + first, other_shift + last),
+            )
         if a + n <= b + m:
             place, mine_before = place + 1, mine_before + n
         else:
@@ -121,17 +123,17 @@ def pack_sum(own: Sum) -> bytes:
 def unpack_sum(data: bytes, layout: SumLayout) -> dict[int, Term]:
     """Read a sum, on the CPU; raises ContractError if it has another layout."""
     tensors = unpack(data)
-    found: dict[int, Term] = {}
+    terms: dict[int, Term] = {}
     try:
         keys = [int(name.removeprefix(TALLY)) for name in tensors if name.startswith(TALLY)]
         for key in keys:
             gradient = tensors.get(f"{GRADIENT}{key}")
             if gradient is not None:
                 layout.check(gradient)
-            found[key] = Term(gradient, parse_tally(tensors[f"{TALLY}{key}"]))
+            terms[key] = Term(gradient, parse_tally(tensors[f"{TALLY}{key}"]))
     except ValueError as error:
         raise ContractError(f"not a sum: {error}") from error
-    return found
+    return terms
 
 
 def assembled(parts: Sequence[tuple[Ranges, Mapping[int, Term]]], layout: SumLayout) -> Sum:
@@ -143,22 +145,24 @@ def assembled(parts: Sequence[tuple[Ranges, Mapping[int, Term]]], layout: SumLay
     [(ranges, first), *others] = parts
     if not others and ranges == layout.held:
         return first
-    found = {}
+    terms = {}
     for key, term in first.items():
-        gradients = [(held, part[key].gradient) for held, part in parts if key in part]
+        gradients = [
+            (ranges_of_part, part[key].gradient) for ranges_of_part, part in parts if key in part
+        ]
         if all(each is None for _, each in gradients):
-            found[key] = Term(None, term.tally)
+            terms[key] = Term(None, term.tally)
             continue
         whole, missing = torch.zeros_like(layout.zeros(), device="cpu"), 0
-        for held, gradient in gradients:
-            for here, there in overlaps(layout.held, held):
+        for ranges_of_part, gradient in gradients:
+            for here, theirs in overlaps(layout.held, ranges_of_part):
                 missing += here.stop - here.start
                 if gradient is not None:
-                    whole[here] = gradient[there]
+                    whole[here] = gradient[theirs]
         if missing != len(whole):
             raise ContractError(f"{missing} of a sum's {len(whole)} numbers are stored")
-        found[key] = Term(whole, term.tally)
-    return found
+        terms[key] = Term(whole, term.tally)
+    return terms
 
 
 def added(terms: Iterable[Term], layout: SumLayout) -> Term:

@@ -82,8 +82,8 @@ class MemberVersions:
     def compare(self, reference: ReferenceVersion) -> None:
         """Record the reference checksum and report a mismatch."""
         self._state.refer(reference)
-        found, here = self._state.differs, self._state.newest_checksum
-        if found is None:
+        difference, here = self._state.differs, self._state.newest_checksum
+        if difference is None:
             if self._said is not None and (self._said, reference.checksum) == (here, here):
                 self._said = None  # the step that it differed from was not committed: this one was
                 self._state.trust()
@@ -93,8 +93,8 @@ class MemberVersions:
             return  # by the step of its committer, before it is published
         self._said = self._state.newest_checksum
         log.error(
-            "step_differs", version=found.policy.version, committer=found.worker,
-            theirs=found.checksum, here=self._state.newest_checksum,
+            "step_differs", version=difference.policy.version, committer=difference.worker,
+            theirs=difference.checksum, here=self._state.newest_checksum,
         )  # fmt: skip
         self._state.doubt()
 
@@ -138,30 +138,30 @@ class MemberVersions:
     async def _use_recomputed(self, record: CommitRecord, damage: IntegrityError) -> None:
         async with self._state.lock, self._state.sums:
             self._state.lose()
-            made = await self._replay.recompute(record, damage)
-            self._state.use(made.policy, made.checksum)
+            version = await self._replay.recompute(record, damage)
+            self._state.use(version.policy, version.checksum)
 
     def commit(self, batch: int, tasks: asyncio.TaskGroup) -> None:
         """Commit this member's version of a batch, concurrently with the next one; without one, do
         nothing."""
-        made = self.made
-        if made is not None and made.batch == batch and self._state.newest == made.policy:
-            tasks.create_task(self._committed(made))
+        version = self.made
+        if version is not None and version.batch == batch and self._state.newest == version.policy:
+            tasks.create_task(self._committed(version))
 
-    async def _committed(self, made: SteppedVersion) -> None:
+    async def _committed(self, version: SteppedVersion) -> None:
         """Copy a version while it is in use, which it is until it is committed, and commit it."""
         try:
             snapshot = await self._device.weights()
-            if self._state.newest != made.policy:
-                log.warning("commit_too_late", version=made.policy.version)
+            if self._state.newest != version.policy:
+                log.warning("commit_too_late", version=version.policy.version)
                 return
-            await self._committing.commit(made, snapshot)
+            await self._committing.commit(version, snapshot)
         except CommitConflict:  # by one that died, or by this one: the answer of the store was lost
-            log.info("committed_by_another", version=made.policy.version)
+            log.info("committed_by_another", version=version.policy.version)
             if (record := await patiently(self._newest, "commits_unavailable")) is not None:
                 await self._committing.announce(record, again=True)
         except DigenRLError as error:
-            log.error("commit_failed", version=made.policy.version, error=str(error))
+            log.error("commit_failed", version=version.policy.version, error=str(error))
             if isinstance(error, GroupsLost):  # nobody ever can: others train the batch again
                 await self.go_back()
 
@@ -184,9 +184,9 @@ class MemberVersions:
         with self._worker.doing("loading_weights"):
             digest = await asyncio.to_thread(self._device.weights_digest)
             policy = Policy(version=0, weights_digest=digest)
-            made = SteppedVersion(policy, await self._device.checksum(), began=time.monotonic())
+            version = SteppedVersion(policy, await self._device.checksum(), began=time.monotonic())
             try:
-                await self._committing.commit(made, await self._device.weights())
+                await self._committing.commit(version, await self._device.weights())
             except CommitConflict:
                 log.info("committed_by_another", version=0)
 
@@ -228,9 +228,9 @@ class MemberVersions:
                 return
             self._state.lose()
             await self._device.restore(weights, checkpoint)
-            found = await asyncio.to_thread(self._device.weights_digest)
+            own_digest = await asyncio.to_thread(self._device.weights_digest)
             checksum = await self._device.checksum()
-            if found != digest or record.checksum not in (None, checksum):
+            if own_digest != digest or record.checksum not in (None, checksum):
                 raise IntegrityError(f"version {version}: its weights or states have other bits")
             self._state.use(record.policy, checksum)
         log.info("version_fetched", version=version, checksum=checksum)
@@ -241,8 +241,8 @@ class MemberVersions:
             return False
         async with self._state.lock, self._state.sums:
             checksum = await self._device.checksum()
-            found = await asyncio.to_thread(self._device.weights_digest)
-            if (found, checksum) != (record.policy.weights_digest, record.checksum):
+            own_digest = await asyncio.to_thread(self._device.weights_digest)
+            if (own_digest, checksum) != (record.policy.weights_digest, record.checksum):
                 return False
             self._device.begin()
             self._state.use(record.policy, checksum)

@@ -123,11 +123,11 @@ class Family(ABC):
             config = PartConfig(folder / "transformer" / "config.json")
             pipeline.transformer = SimpleNamespace(config=SimpleNamespace(**config))
         progress(file_bytes(folder, parts - {"transformer"}))
-        made = cls(pipeline, spec, device=device, dtype=computes_in, text_tokens=text_tokens)
+        family = cls(pipeline, spec, device=device, dtype=computes_in, text_tokens=text_tokens)
         if networks:
             home = torch.device("cpu") if holding.memory == "streamed" else device
-            load_networks(folder, networks, made.transformer, place or Place(home), progress)
-        return made
+            load_networks(folder, networks, family.transformer, place or Place(home), progress)
+        return family
 
     @classmethod
     def _pipeline(
@@ -225,13 +225,13 @@ class Family(ABC):
                 for half in (empty, prompt)
             )
             return unconditional, conditional
-        found = self.forward(
+        velocities = self.forward(
             torch.cat([latents, latents]),
             torch.cat([sigma, sigma]),
             joined(empty, prompt),
             guidance,
         )
-        unconditional, conditional = at_least_float32(found).chunk(2)
+        unconditional, conditional = at_least_float32(velocities).chunk(2)
         return unconditional, conditional
 
     def strength(self, guidance: float, sigma: Tensor, like: Tensor) -> float | Tensor:
@@ -293,11 +293,11 @@ def _left_out(
     pipeline_class: Any, folder: Path, parts: set[ModelPart], always: tuple[str, ...]
 ) -> dict[str, None]:
     """Returns the components of a pipeline that are not loaded."""
-    known = pipeline_class._get_signature_keys(pipeline_class)[0]
+    names = pipeline_class._get_signature_keys(pipeline_class)[0]
     index = PartConfig(folder / "model_index.json")
-    left_out = [name for name in known if name in always or index.get(name) == [None, None]]
+    left_out = [name for name in names if name in always or index.get(name) == [None, None]]
     if "text" not in parts:
-        left_out += [name for name in (*_TEXT, *_TOKENIZERS) if name in known]
+        left_out += [name for name in (*_TEXT, *_TOKENIZERS) if name in names]
     if "decoder" not in parts:
         left_out.append("vae")
     if "transformer" not in parts:

@@ -48,8 +48,8 @@ class FluxKontext(Flux):
         self, prompt: str, image: Tensor, *, negative: str | None, frames: int
     ) -> Conditions:
         vae = self.pipeline.vae
-        held = vae.encode(in_model_space(image).to(vae.dtype)).latent_dist.mode()
-        latents = (held - vae.config.shift_factor) * vae.config.scaling_factor
+        encoded = vae.encode(in_model_space(image).to(vae.dtype)).latent_dist.mode()
+        latents = (encoded - vae.config.shift_factor) * vae.config.scaling_factor
         return {**self.encode_prompt(prompt, negative=negative), IMAGE: latents.to(self.dtype)}
 
     def forward(
@@ -62,8 +62,8 @@ class FluxKontext(Flux):
         own = pack(latents)
         tokens = torch.cat([own, pack(source).to(own.dtype)], dim=1)
         places = torch.cat([_places(height // 2, width // 2, like), of_source])
-        made = self.velocities(tokens, places, sigma, conditions, guidance)
-        return unpack(made[:, : own.shape[1]], height, width)
+        velocities = self.velocities(tokens, places, sigma, conditions, guidance)
+        return unpack(velocities[:, : own.shape[1]], height, width)
 
 
 def _places(rows: int, columns: int, like: Tensor) -> Tensor:

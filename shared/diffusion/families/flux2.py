@@ -23,12 +23,12 @@ class Flux2(Family):
     def load(cls, folder: Path, spec: FamilySpec, parts: set[ModelPart], **given: Any) -> Self:
         from transformers import AutoTokenizer
 
-        made = super().load(folder, spec, parts, **given)
+        family = super().load(folder, spec, parts, **given)
         if "text" in parts:
-            made.pipeline.tokenizer = AutoTokenizer.from_pretrained(
+            family.pipeline.tokenizer = AutoTokenizer.from_pretrained(
                 folder / "tokenizer", local_files_only=True
             )
-        return made
+        return family
 
     def encode_prompt(self, prompt: str, *, negative: str | None) -> Conditions:
         return {"text": self._text(prompt)}
@@ -54,8 +54,8 @@ class Flux2(Family):
         mean, variance = (
             each.view(1, -1, 1, 1).to(latents) for each in (norm.running_mean, norm.running_var)
         )
-        held = latents * torch.sqrt(variance + vae.config.batch_norm_eps) + mean
-        pixels: Tensor = vae.decode(unpatched(held), return_dict=False)[0]
+        unscaled = latents * torch.sqrt(variance + vae.config.batch_norm_eps) + mean
+        pixels: Tensor = vae.decode(unpatched(unscaled), return_dict=False)[0]
         return pixels
 
     def _text(self, prompt: str) -> Tensor:

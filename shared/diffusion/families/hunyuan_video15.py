@@ -36,8 +36,10 @@ class HunyuanVideo15(Family):
 
     @classmethod
     def class_named(cls, name: str) -> Any:
-        found = super().class_named(name)
-        return _without_decoder(found) if name == "HunyuanVideo15Pipeline" else found
+        pipeline_class = super().class_named(name)
+        return (
+            _without_decoder(pipeline_class) if name == "HunyuanVideo15Pipeline" else pipeline_class
+        )
 
     @staticmethod
     def prepare(network: nn.Module) -> nn.Module:
@@ -62,9 +64,9 @@ class HunyuanVideo15(Family):
         return ("context_embedder", f"transformer_blocks.{last}.attn.to_add_out")
 
     def encode_prompt(self, prompt: str, *, negative: str | None) -> Conditions:
-        found = self._texts(prompt)
+        embeddings = self._texts(prompt)
         empty = {} if negative is None else self._texts(negative)
-        return found | {NEGATIVE + name: each for name, each in empty.items()}
+        return embeddings | {NEGATIVE + name: each for name, each in empty.items()}
 
     def forward(
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
@@ -141,7 +143,9 @@ def _forward(
     padding."""
     rows, _, frames, height, width = hidden_states.shape
     patch = (self.config.patch_size_t, self.config.patch_size, self.config.patch_size)
-    tokens = [size // of for size, of in zip((frames, height, width), patch, strict=True)]
+    tokens = [
+        size // patch_size for size, patch_size in zip((frames, height, width), patch, strict=True)
+    ]
     rotation = self.rope(hidden_states)
     time = self.time_embed.time_proj(timestep).to(hidden_states.dtype)
     time = self.time_embed.timestep_embedder(time)
@@ -157,6 +161,6 @@ def _forward(
         hidden_states, text = (
             self._gradient_checkpointing_func(block, *inputs) if is_checkpointed else block(*inputs)
         )
-    made = self.proj_out(self.norm_out(hidden_states, time))
-    made = made.reshape(rows, *tokens, -1, *patch).permute(0, 4, 1, 5, 2, 6, 3, 7)
-    return (made.reshape(rows, -1, frames, height, width),)
+    output = self.proj_out(self.norm_out(hidden_states, time))
+    output = output.reshape(rows, *tokens, -1, *patch).permute(0, 4, 1, 5, 2, 6, 3, 7)
+    return (output.reshape(rows, -1, frames, height, width),)

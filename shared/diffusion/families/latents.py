@@ -41,13 +41,13 @@ def standardised(latents: Tensor, vae: Any) -> Tensor:
     return latents * std + mean
 
 
-def normalised(held: Tensor, vae: Any) -> Tensor:
+def normalised(encoded: Tensor, vae: Any) -> Tensor:
     """Latents (B, C, F, h, w) of an encoder as a network takes them; undoes `standardised`."""
     mean, std = (
-        torch.tensor(values).view(1, -1, 1, 1, 1).to(held)
+        torch.tensor(values).view(1, -1, 1, 1, 1).to(encoded)
         for values in (vae.config.latents_mean, vae.config.latents_std)
     )
-    return (held - mean) / std
+    return (encoded - mean) / std
 
 
 def decode_image(latents: Tensor, vae: Any) -> Tensor:

@@ -27,10 +27,10 @@ class LTX2(Family):
             do_classifier_free_guidance=negative is not None,
             max_sequence_length=self.text_tokens,
         )
-        found = self._connected(text, mask)
+        embeddings = self._connected(text, mask)
         if negative is None:
-            return found
-        return found | {
+            return embeddings
+        return embeddings | {
             NEGATIVE + name: each for name, each in self._connected(empty, empty_mask).items()
         }
 
@@ -70,9 +70,9 @@ class LTX2(Family):
         mean, deviation = (
             each.view(1, -1, 1, 1, 1).to(latents) for each in (vae.latents_mean, vae.latents_std)
         )
-        held = video * deviation / vae.config.scaling_factor + mean
-        made: Tensor = vae.decode(held, None, return_dict=False)[0]
-        return made.transpose(1, 2)
+        unscaled = video * deviation / vae.config.scaling_factor + mean
+        decoded: Tensor = vae.decode(unscaled, None, return_dict=False)[0]
+        return decoded.transpose(1, 2)
 
     def _parts(self, latents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Divide latents (B, C, F, h, w + columns) into the video (B, C, F, h, w), the sound (B, C,
@@ -80,8 +80,8 @@ class LTX2(Family):
         frames, rows, columns = latents.shape[2:]
         tokens = ltx2_sound_tokens(self.config, frames)
         more = sound_columns(tokens, frames, rows)
-        video, beside = latents.split([columns - more, more], dim=-1)
-        cells = beside.flatten(2)
+        video, sound = latents.split([columns - more, more], dim=-1)
+        cells = sound.flatten(2)
         return video, cells[:, :, :tokens], cells[:, :, tokens:]
 
     def _connected(self, text: Tensor, mask: Tensor) -> Conditions:

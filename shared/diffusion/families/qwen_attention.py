@@ -31,11 +31,11 @@ class HalvesAttention(QwenDoubleStreamAttnProcessor2_0):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor]:
         """Return the attention output of the tokens of the image, and of the text (B, L, width)."""
         if text_lengths is None:
-            seen: tuple[Tensor, Tensor] = super().__call__(
+            result: tuple[Tensor, Tensor] = super().__call__(
                 attn, hidden_states, encoder_hidden_states, encoder_hidden_states_mask,
                 attention_mask, image_rotary_emb,
             )  # fmt: skip
-            return seen
+            return result
         assert image_rotary_emb is not None
         of_image, of_text = image_rotary_emb
         image = _projected(
@@ -51,8 +51,8 @@ class HalvesAttention(QwenDoubleStreamAttnProcessor2_0):  # type: ignore[misc]
         texts, images = [], []
         for query, *others, length in zip(*joint, text_lengths, strict=True):
             key, value = (_without_padding(each, length, sizes) for each in others)
-            made = dispatch_attention_fn(query, key, value, backend=self._attention_backend)
-            own_text, own_image = made.flatten(2).split(sizes, dim=1)
+            attention = dispatch_attention_fn(query, key, value, backend=self._attention_backend)
+            own_text, own_image = attention.flatten(2).split(sizes, dim=1)
             texts.append(own_text)
             images.append(own_image)
         return attn.to_out[0](torch.cat(images)), attn.to_add_out(torch.cat(texts))

@@ -66,13 +66,13 @@ class QwenImage(Family):
             {**half, "text": nn.functional.pad(half["text"], (0, 0, 0, max(lengths) - length))}
             for half, length in zip((empty, prompt), lengths, strict=True)
         ]
-        found = self._run(
+        velocities = self._run(
             torch.cat([latents, latents]),
             torch.cat([sigma, sigma]),
             joined(*padded),
             attention_kwargs={"text_lengths": lengths},
         )
-        unconditional, conditional = at_least_float32(found).chunk(2)
+        unconditional, conditional = at_least_float32(velocities).chunk(2)
         return unconditional, conditional
 
     def forward(
@@ -87,8 +87,8 @@ class QwenImage(Family):
             source = conditions[IMAGE]
             grid.append((1, source.shape[-2] // 2, source.shape[-1] // 2))
             tokens = torch.cat([tokens, pack(source).to(tokens.dtype)], dim=1)
-        made = self.run(tokens, sigma, conditions, img_shapes=[grid] * rows, **inputs)
-        return unpack(made[:, : height * width // 4], height, width)
+        velocities = self.run(tokens, sigma, conditions, img_shapes=[grid] * rows, **inputs)
+        return unpack(velocities[:, : height * width // 4], height, width)
 
     def guided(
         self, unconditional: Tensor, conditional: Tensor, guidance: float | Tensor
@@ -124,20 +124,20 @@ class QwenImageEdit(QwenImage):
 
     @classmethod
     def load(cls, folder: Path, spec: FamilySpec, parts: set[ModelPart], **given: Any) -> Self:
-        made = super().load(folder, spec, parts, **given)
+        family = super().load(folder, spec, parts, **given)
         if "text" in parts:
-            made.pipeline.processor = TextAndImage.load(folder, made.pipeline.tokenizer)
-        return made
+            family.pipeline.processor = TextAndImage.load(folder, family.pipeline.tokenizer)
+        return family
 
     def encode_edit(
         self, prompt: str, image: Tensor, *, negative: str | None, frames: int
     ) -> Conditions:
         vae = self.pipeline.vae
         pixels = in_model_space(image).to(vae.dtype).unsqueeze(2)
-        held = vae.encode(pixels).latent_dist.mode()
+        encoded = vae.encode(pixels).latent_dist.mode()
         conditions = {
             "text": self._text_beside(prompt, image),
-            IMAGE: normalised(held, vae)[:, :, 0].to(self.dtype),
+            IMAGE: normalised(encoded, vae)[:, :, 0].to(self.dtype),
         }
         if negative is not None:
             conditions[NEGATIVE + "text"] = self._text_beside(negative, image)
@@ -190,7 +190,7 @@ class TextAndImage:
     def __call__(self, text: list[str], images: Any, **given: Any) -> Any:
         """Returns token ids, their mask and the patches of the image, which stands in each text at
         its sign."""
-        seen = self.images(images=images, return_tensors="pt")
+        image_inputs = self.images(images=images, return_tensors="pt")
         signs = IMAGE_SIGN * self.num_tokens(images)
-        told = self.tokenizer([each.replace(IMAGE_SIGN, signs) for each in text], **given)
-        return type(told)({**told, **seen})
+        text_inputs = self.tokenizer([each.replace(IMAGE_SIGN, signs) for each in text], **given)
+        return type(text_inputs)({**text_inputs, **image_inputs})

@@ -74,8 +74,8 @@ class WanFromImage(Wan):
             IMAGE: self._first_frame(image, frames).to(self.dtype),
         }
         if self.config.image_dim is not None:
-            seen = self.pipeline.encode_image(as_picture(image), self.device)
-            conditions[IMAGE_EMBEDDING] = seen.to(self.dtype)
+            embedding = self.pipeline.encode_image(as_picture(image), self.device)
+            conditions[IMAGE_EMBEDDING] = embedding.to(self.dtype)
         return conditions
 
     def _first_frame(self, image: Tensor, frames: int) -> Tensor:
@@ -94,7 +94,7 @@ class WanFromImage(Wan):
     def forward(
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
     ) -> Tensor:
-        beside = torch.cat([latents, conditions[IMAGE].to(latents.dtype)], dim=1)
+        network_input = torch.cat([latents, conditions[IMAGE].to(latents.dtype)], dim=1)
         inputs = {}
         if IMAGE_EMBEDDING in conditions:
             inputs["encoder_hidden_states_image"] = conditions[IMAGE_EMBEDDING].to(self.dtype)
@@ -102,7 +102,7 @@ class WanFromImage(Wan):
             missing = NETWORK_TEXT - conditions["text"].shape[1]
             text = nn.functional.pad(conditions["text"], (0, 0, 0, missing))
             conditions = {**conditions, "text": text}
-        return self.run(beside, _timestep(sigma), conditions, **inputs)
+        return self.run(network_input, _timestep(sigma), conditions, **inputs)
 
 
 def _timestep(sigma: Tensor) -> Tensor:

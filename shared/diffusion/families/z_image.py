@@ -41,12 +41,12 @@ class ZImage(Family):
         is_split = self.cfg_gradient == "conditional" and torch.is_grad_enabled()
         if is_split or _padded(empty) != _padded(prompt):
             return super().both(latents, sigma, empty, prompt, guidance)
-        found = self._run(
+        velocities = self._run(
             torch.cat([latents, latents]),
             torch.cat([sigma, sigma]),
             [*prompt["text"].unbind(0), *empty["text"].unbind(0)],
         )
-        conditional, unconditional = at_least_float32(found).chunk(2)
+        conditional, unconditional = at_least_float32(velocities).chunk(2)
         return unconditional, conditional
 
     def forward(
@@ -66,13 +66,13 @@ class ZImage(Family):
         """Returns velocities (B, C, h, w) for B texts (L, width), whose lengths may differ."""
         # As the pipeline rounds it: the network takes sines of 1000 times this.
         time = (TRAIN_TIMESTEPS - sigma * TRAIN_TIMESTEPS) / TRAIN_TIMESTEPS
-        made: list[Tensor] = self.transformer(
+        velocities: list[Tensor] = self.transformer(
             list(latents.to(self.dtype).unsqueeze(2).unbind(0)),
             time,
             [text.to(self.dtype) for text in texts],
             return_dict=False,
         )[0]
-        return -torch.stack(made).squeeze(2)
+        return -torch.stack(velocities).squeeze(2)
 
 
 def _padded(conditions: Conditions) -> int:

@@ -119,18 +119,18 @@ def compile_blocks(
     import torch._dynamo.config as limits
 
     limits.recompile_limit = max(limits.recompile_limit, SHAPES)
-    made = CompiledBlocks(
+    blocks = CompiledBlocks(
         [block for each in name_networks(network).values() for block in _find_blocks(each)]
     )
-    if not made.blocks:
-        made.give_up(f"{type(network).__name__} names no blocks that it repeats")
-    elif any(each._forward_hooks or each._forward_pre_hooks for each in made.blocks):
-        made.give_up("something is called before or after each block")
+    if not blocks.blocks:
+        blocks.give_up(f"{type(network).__name__} names no blocks that it repeats")
+    elif any(each._forward_hooks or each._forward_pre_hooks for each in blocks.blocks):
+        blocks.give_up("something is called before or after each block")
     elif trial_by is None:
-        made.compile(backend)
+        blocks.compile(backend)
     else:
-        made.try_out(backend, trial_by)
-    return made
+        blocks.try_out(backend, trial_by)
+    return blocks
 
 
 def _find_blocks(network: nn.Module) -> Iterator[nn.Module]:

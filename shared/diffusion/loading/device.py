@@ -132,21 +132,21 @@ def held_bytes(
         UserError: if the model's folder is invalid.
     """
     model, trainer = recipe.model, recipe.trainer
-    held = weight_bytes(model.folder, model.dtype, parts, holding or recipe.trainer_holding)
+    num_bytes = weight_bytes(model.folder, model.dtype, parts, holding or recipe.trainer_holding)
     if set(parts) == {"text"}:
-        return held
+        return num_bytes
     network = weight_bytes(model.folder, model.dtype, {"transformer"})
     if trains and trainer.is_sharded and "decoder" in parts:
-        held += network  # it is gathered to generate
+        num_bytes += network  # it is gathered to generate
     if model.trained == "full":
-        return held + (_beside_all_weights(recipe, network) if trains else network)
+        return num_bytes + (_beside_all_weights(recipe, network) if trains else network)
     targets = model.lora.targets or check_family(model.folder).lora_targets
     adapter = adapter_bytes(model.folder, model.lora.rank, targets, frozen_layers(recipe))
     if not trains:
-        return held + 2 * adapter
+        return num_bytes + 2 * adapter
     if trainer.is_sharded:  # a rank reads its share alone, of a network that is not trained
-        held -= network - network // trainer.shard_devices
-    return held + adapter + _training_bytes(recipe, adapter, adapter)
+        num_bytes -= network - network // trainer.shard_devices
+    return num_bytes + adapter + _training_bytes(recipe, adapter, adapter)
 
 
 def _beside_all_weights(recipe: Recipe, network: int) -> int:
@@ -279,8 +279,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error is a lack of memory, on a GPU or on the host."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    said = str(error).lower()
-    return isinstance(error, RuntimeError) and any(sign in said for sign in SIGNS)
+    message = str(error).lower()
+    return isinstance(error, RuntimeError) and any(sign in message for sign in SIGNS)
 
 
 def release(device: torch.device) -> None:

@@ -54,12 +54,12 @@ class Experts(nn.Module):
         if not bool(is_high.any()):
             return self._run(LOW, hidden_states, timestep, inputs)
         sides = {HIGH: is_high.nonzero().flatten(), LOW: (~is_high).nonzero().flatten()}
-        found = [
+        outputs = [
             self._run(name, hidden_states[rows], timestep[rows], _rows(inputs, rows))[0]
             for name, rows in sides.items()
         ]
         order = torch.cat(list(sides.values())).argsort()
-        return (torch.cat(found)[order],)
+        return (torch.cat(outputs)[order],)
 
     def is_high(self, timestep: Tensor) -> Tensor:
         """Return (B,): whether each row has high noise."""

@@ -24,8 +24,8 @@ class HostMemory:
 
     def fetch(self, stored: Any) -> Tensor:
         """Returns a tensor of the device. It has its values once the device has passed `arrive`."""
-        found: Tensor = stored
-        return found
+        tensor: Tensor = stored
+        return tensor
 
     def arrive(self) -> None:
         """Has the device wait for everything that was fetched so far."""

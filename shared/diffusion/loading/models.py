@@ -154,12 +154,12 @@ def taken(
     try:
         yield
     except errors as error:
-        said = str(error)
+        message = str(error)
         if isinstance(error, DigenRLError):
             raise
-        if is_out_of_memory(error) or any(sign in said for sign in ("CUDA", "NCCL", "HIP")):
+        if is_out_of_memory(error) or any(sign in message for sign in ("CUDA", "NCCL", "HIP")):
             raise
-        reason = " ".join(f"{type(error).__name__}: {said}".split())[:300]
+        reason = " ".join(f"{type(error).__name__}: {message}".split())[:300]
         raise blame(f"{what}: {reason}") from error
 
 

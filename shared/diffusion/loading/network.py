@@ -93,7 +93,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 def stored_tensors(network: nn.Module) -> dict[str, Tensor]:
     """Returns the parameters and buffers that a network holds as its files do, by name."""
     layers = quantised_layers(network)
-    quantised = {f"{name}.{held}" for name in layers for held in ("weight", "scale")}
+    quantised = {f"{name}.{part}" for name in layers for part in ("weight", "scale")}
     stored = network.state_dict(keep_vars=True).items()
     return {name: tensor for name, tensor in stored if name not in quantised}
 
@@ -154,9 +154,9 @@ def fill(
     cuda = any(target.is_cuda for target in targets.values())
     buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=cuda)
     names.sort(key=lambda name: (stored[name].file, stored[name].start))
-    for file, held in itertools.groupby(names, key=lambda name: stored[name].file):
+    for file, file_names in itertools.groupby(names, key=lambda name: stored[name].file):
         with file.open("rb") as stream:
-            for name in held:
+            for name in file_names:
                 _read(stream, stored[name], targets[name], buffer, progress)
 
 
@@ -165,10 +165,10 @@ def check_fit(
 ) -> None:
     """Raises UserError, which names the part's folder if it is given, if a tensor is missing or has
     another shape."""
-    found = {id(target) for name, target in targets.items() if name in stored}
+    targets_with_values = {id(target) for name, target in targets.items() if name in stored}
     files = "its weight files" if folder is None else f"{folder}/*.safetensors"
     for name, target in targets.items():
-        if id(target) not in found:
+        if id(target) not in targets_with_values:
             raise UserError(f"model.folder: {files} hold no {name}")
         if name in stored and stored[name].shape != tuple(target.shape):
             file, shape = stored[name].file, list(stored[name].shape)
@@ -255,10 +255,10 @@ def _find_tensors(
 ) -> dict[str, StoredTensor]:
     """Finds the tensors of networks by the names that they have in ``root``."""
     names = {module: name for name, module in root.named_modules()}
-    found: dict[str, StoredTensor] = {}
+    stored: dict[str, StoredTensor] = {}
     for name, network in networks.items():
         tensors = find_tensors(folder / name)
         network._fix_state_dict_keys_on_load(tensors)  # type: ignore[operator]  # of old files
         prefix = f"{names[network]}." if names[network] else ""
-        found |= {prefix + key: each for key, each in tensors.items()}
-    return found
+        stored |= {prefix + key: each for key, each in tensors.items()}
+    return stored

@@ -84,22 +84,22 @@ class QuantisedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         rows = input.reshape(-1, self.in_features)
-        held = (self.weight, self.scale, self.values, self.form, self.size)
+        tensors = (self.weight, self.scale, self.values, self.form, self.size)
         if self.form == "w8a8" and _multiplies_integers(rows, self.size):
-            found = _integer_product(rows, self.weight, self.scale, self.bias)
+            product = _integer_product(rows, self.weight, self.scale, self.bias)
         elif torch.is_grad_enabled():
-            found = _Product.apply(rows, self.bias, *held)  # type: ignore[no-untyped-call]
+            product = _Product.apply(rows, self.bias, *tensors)  # type: ignore[no-untyped-call]
         else:
-            found = functional.linear(rows, dequantised(*held), self.bias)
-        return found.view(*input.shape[:-1], self.out_features)
+            product = functional.linear(rows, dequantised(*tensors), self.bias)
+        return product.view(*input.shape[:-1], self.out_features)
 
 
 class _Product(torch.autograd.Function):
     """Multiplies rows by a matrix that each pass dequantises, and none keeps."""
 
     @staticmethod
-    def forward(rows: Tensor, bias: Tensor | None, *held: Any) -> Tensor:
-        return functional.linear(rows, dequantised(*held), bias)
+    def forward(rows: Tensor, bias: Tensor | None, *tensors: Any) -> Tensor:
+        return functional.linear(rows, dequantised(*tensors), bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -108,8 +108,8 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        held = (*ctx.saved_tensors, *ctx.form_and_size)
-        return gradient @ dequantised(*held), *[None] * (1 + len(held))
+        tensors = (*ctx.saved_tensors, *ctx.form_and_size)
+        return gradient @ dequantised(*tensors), *[None] * (1 + len(tensors))
 
 
 def _codes(scaled: Tensor, form: Form) -> Tensor:
@@ -146,8 +146,8 @@ def _integer_product(rows: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | 
     """Quantises each of the inputs (n, in), and multiplies codes by codes: (n, out)."""
     own = (rows.abs().amax(1, keepdim=True).float() / MAX_CODES["w8a8"]).clamp_min(MIN_SCALE)
     sums = torch._int_mm((rows / own).round().to(torch.int8).contiguous(), codes.t())
-    found = (sums * own).mul_(scale.t()).to(rows.dtype)
-    return found if bias is None else found + bias
+    product = (sums * own).mul_(scale.t()).to(rows.dtype)
+    return product if bias is None else product + bias
 
 
 def quantise_blocks(network: nn.Module, form: Form | None) -> None:
@@ -160,5 +160,5 @@ def quantise_blocks(network: nn.Module, form: Form | None) -> None:
 
 def quantised_layers(network: nn.Module) -> dict[str, QuantisedLinear]:
     """Returns the layers that hold codes, by name."""
-    found = dict(network.named_modules())
-    return {name: each for name, each in found.items() if isinstance(each, QuantisedLinear)}
+    modules = dict(network.named_modules())
+    return {name: each for name, each in modules.items() if isinstance(each, QuantisedLinear)}

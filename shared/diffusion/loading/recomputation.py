@@ -91,11 +91,11 @@ class _Inputs:
         if not self._fetched:
             self.fetch()
         self._memory.arrive()
-        found = self._fetched.pop(packed)
+        tensor = self._fetched.pop(packed)
         before = self._before()
         if not self._fetched and before is not None:
             before.fetch()
-        return found
+        return tensor
 
     def fetch(self) -> None:
         self._fetched = {n: self._memory.fetch(each) for n, each in enumerate(self._stored)}

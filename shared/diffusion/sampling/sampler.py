@@ -152,19 +152,19 @@ class Denoising:
     def _take(self, index: int, speed: Tensor) -> None:
         """Takes a stochastic step by velocities (B, ...), from where samples part: (1, ...)."""
         num, before = len(self._generators), self.latents
-        taken = transition(
+        step = transition(
             speed.expand(num, *speed.shape[1:]), before.expand(num, *before.shape[1:]),
             self._step(num), noise=self._noise(),
             state_dtype=self._plan.state_dtype if index in self._plan.window else None,
         )  # fmt: skip
-        self.latents = taken.latents
+        self.latents = step.latents
         if index in self._plan.window:
             if index == self._plan.window[0]:
                 self._start = before
-            self._arrived.append(taken.latents)
-            self._log_probs.append(taken.log_prob)
+            self._arrived.append(step.latents)
+            self._log_probs.append(step.log_prob)
             if self._plan.keeps_means:
-                self._means.append(taken.mean)
+                self._means.append(step.mean)
 
     def _step(self, rows: int) -> NoiseStep:
         """Return the next step of this many rows, on the device."""

@@ -45,9 +45,9 @@ class GradientBefore:
 
     @torch.no_grad()
     def restore(self) -> None:
-        for name, held in trained_parameters(self.transaction.model.transformer).items():
-            if held is not self.parameters[name]:
-                held.grad = None  # on its way to the master
+        for name, current in trained_parameters(self.transaction.model.transformer).items():
+            if current is not self.parameters[name]:
+                current.grad = None  # on its way to the master
         for name, parameter in self.parameters.items():
             kept = self.gradients[name]
             if kept is None or parameter.grad is None:
@@ -166,6 +166,6 @@ class AutoChunkedGradient:
             return
         network, device = self._loaded.model.transformer, self._loaded.device
         before = self.transaction.num_network_rows
-        found = measured(train, chunk, network, device)
+        measurement = measured(train, chunk, network, device)
         rows = self.transaction.num_network_rows - before
-        self._tuner = self._tuner.observe(replace(found, network_rows=max(1, rows)))
+        self._tuner = self._tuner.observe(replace(measurement, network_rows=max(1, rows)))

@@ -164,19 +164,19 @@ class GradientTransaction:
     def _accumulate_rows(self, rows: Rows, staleness: int) -> None:
         with taken(Untrainable):
             behaviour = Behaviour(staleness == 0, self.largest_weight)
-            found = evaluate(self.algorithm, rows, self, behaviour)
-        per_row, rest = found.surrogate.per_row, found.rest(self.algorithm.kl_beta)
+            terms = evaluate(self.algorithm, rows, self, behaviour)
+        per_row, rest = terms.surrogate.per_row, terms.rest(self.algorithm.kl_beta)
         if rest is not None and self.algorithm.zero_advantages == "dropped":
             rest = rest * (rows.advantage != 0)
         self._backward(per_row if rest is None else per_row + rest)
         num_rows = len(rows.advantage)
         if not num_rows or not self.counts:
             return
-        if found.divergence is not None:
-            self._sums.add("kl", found.divergence.detach().sum())
+        if terms.divergence is not None:
+            self._sums.add("kl", terms.divergence.detach().sum())
         self._tally.count(num_rows, staleness=staleness)
         self._sums.record(
-            found.surrogate,
+            terms.surrogate,
             rows.advantage,
             clip_range=self.algorithm.clip_range,
             staleness=staleness,

@@ -72,22 +72,22 @@ class LossTerms:
         """Returns the loss (B,) that does not depend on the advantage, if there is any."""
         if self.divergence is None:
             return self.constant
-        held = kl_beta * self.divergence
-        return held if self.constant is None else self.constant + held
+        penalty = kl_beta * self.divergence
+        return penalty if self.constant is None else self.constant + penalty
 
 
 def clipped(
     algorithm: Algorithm, rows: TransitionRows, network: Network, behaviour: Behaviour
 ) -> LossTerms:
     """Returns PPO's loss of the steps that were taken: Flow-GRPO, CPS, DanceGRPO, MixGRPO."""
-    taken = _taken(rows, network.velocity)
-    old, advantage = _like(rows.behaviour_log_prob, taken), _like(rows.advantage, taken)
+    step = _taken(rows, network.velocity)
+    old, advantage = _like(rows.behaviour_log_prob, step), _like(rows.advantage, step)
     proximal = _taken(rows, network.start_velocity).log_prob if network.has_start else None
     surrogate = _surrogate(algorithm, behaviour, proximal)(
-        taken.log_prob, old, advantage,
+        step.log_prob, old, advantage,
         clip_range=algorithm.clip_range, advantage_clip=algorithm.advantage_clip,
     )  # fmt: skip
-    return LossTerms(surrogate, _divergence(algorithm, rows, taken, network))
+    return LossTerms(surrogate, _divergence(algorithm, rows, step, network))
 
 
 def _surrogate(
@@ -116,18 +116,18 @@ def guarded(
     algorithm: Algorithm, rows: TransitionRows, network: Network, behaviour: Behaviour
 ) -> LossTerms:
     """Returns the loss of GRPO-Guard."""
-    taken = _taken(rows, network.velocity)
+    step = _taken(rows, network.velocity)
     assert rows.behaviour_mean is not None  # read_paths has looked
     surrogate = guarded_surrogate(
-        taken,
-        _like(rows.behaviour_log_prob, taken),
-        rows.behaviour_mean.to(taken.mean),
-        _like(rows.advantage, taken),
+        step,
+        _like(rows.behaviour_log_prob, step),
+        rows.behaviour_mean.to(step.mean),
+        _like(rows.advantage, step),
         clip_range=algorithm.clip_range,
         advantage_clip=algorithm.advantage_clip,
         on_policy=behaviour.on_policy,
     )
-    return LossTerms(surrogate, _divergence(algorithm, rows, taken, network))
+    return LossTerms(surrogate, _divergence(algorithm, rows, step, network))
 
 
 def nft(
@@ -135,18 +135,18 @@ def nft(
 ) -> LossTerms:
     """Returns the loss of DiffusionNFT: supervised, on finished samples, towards good ones and away
     from bad ones. It has no ratio, for any generating policy."""
-    told = rows.noised, rows.sigma, rows.conditions
-    old = network.old_velocity(*told)
-    velocity = network.velocity(*told)
-    found = branches(
+    inputs = rows.noised, rows.sigma, rows.conditions
+    old = network.old_velocity(*inputs)
+    velocity = network.velocity(*inputs)
+    terms = branches(
         velocity, velocity.detach() if old is None else old, rows, beta=algorithm.nft_beta,
         advantage_clip=algorithm.advantage_clip,
     )  # fmt: skip
     divergence = None
     if algorithm.kl_beta:
-        reference = network.reference_velocity(*told)
+        reference = network.reference_velocity(*inputs)
         divergence = ((velocity - reference) ** 2).flatten(1).mean(1)
-    return LossTerms(found.surrogate, divergence, found.constant)
+    return LossTerms(terms.surrogate, divergence, terms.constant)
 
 
 def evaluate(algorithm: Algorithm, rows: Any, network: Network, behaviour: Behaviour) -> LossTerms:
@@ -164,12 +164,12 @@ def _taken(
 
 
 def _divergence(
-    algorithm: Algorithm, rows: TransitionRows, taken: Transition, network: Network
+    algorithm: Algorithm, rows: TransitionRows, step: Transition, network: Network
 ) -> Tensor | None:
     if not algorithm.kl_beta:
         return None
-    return reference_kl(taken, _taken(rows, network.reference_velocity).mean)
+    return reference_kl(step, _taken(rows, network.reference_velocity).mean)
 
 
-def _like(values: Tensor, taken: Transition) -> Tensor:
-    return values.to(taken.log_prob)
+def _like(values: Tensor, step: Transition) -> Tensor:
+    return values.to(step.log_prob)

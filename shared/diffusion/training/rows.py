@@ -87,9 +87,9 @@ def check_stored(recipe: Recipe, trajectory: bytes, conditions: bytes, num_sampl
     """Raises ContractError unless the data fit the recipe's training of this many samples.
     Fragments are checked one by one, so that a faulty one is regenerated and the others are
     kept."""
-    found = row_kind(recipe).count(recipe, trajectory)
-    if found != num_samples:
-        raise ContractError(f"a fragment of {num_samples} samples holds {found}")
+    counted = row_kind(recipe).count(recipe, trajectory)
+    if counted != num_samples:
+        raise ContractError(f"a fragment of {num_samples} samples holds {counted}")
     unpack_conditions(conditions)
 
 

@@ -71,10 +71,10 @@ class Tally:
     def check_weights(self, largest: float) -> None:
         """Raises BatchFailed if weights up to ``largest`` cannot make up for how far the network
         that generated these rows is from the one that trains."""
-        seen = self.num_rows - self.num_skipped
-        ratio, share = self.ratio_sum / max(1, seen), self.effective_share
+        num_trained = self.num_rows - self.num_skipped
+        ratio, share = self.ratio_sum / max(1, num_trained), self.effective_share
         too_far = ratio < 1 / largest or ratio > largest
-        if seen and (too_far or share < MIN_EFFECTIVE_SHARE):
+        if num_trained and (too_far or share < MIN_EFFECTIVE_SHARE):
             raise BatchFailed(
                 "rollout.weights: the network that generates is too far from the one that trains: "
                 f"the mean ratio is {ratio:.3g} ({1 / largest:.3g} to {largest:g} is allowed), and "
@@ -85,10 +85,10 @@ class Tally:
     @property
     def effective_share(self) -> float:
         """Kish's effective number of the rows that were trained, over their number."""
-        seen = self.num_rows - self.num_skipped
-        if not seen:
+        num_trained = self.num_rows - self.num_skipped
+        if not num_trained:
             return 1.0
-        return self.weight_sum**2 / (seen * self.weight_square_sum or inf)
+        return self.weight_sum**2 / (num_trained * self.weight_square_sum or inf)
 
     def as_dict(self) -> dict[str, float]:
         """Returns the tally for a message; finite if at least one row was trained."""
@@ -113,19 +113,19 @@ class Tally:
     def metrics(self) -> dict[str, float]:
         """Return the metrics; metrics of ratios and weights cover the trained rows."""
         rows = max(1, self.num_rows)
-        seen = self.num_rows - self.num_skipped
-        each = max(1, seen)
+        num_trained = self.num_rows - self.num_skipped
+        each = max(1, num_trained)
         return {
             "loss": self.loss,
             "kl": self.kl / each,
-            "ratio_mean": self.ratio_sum / each if seen else 1.0,
-            "ratio_min": self.ratio_min if seen else 1.0,
-            "ratio_max": self.ratio_max if seen else 1.0,
+            "ratio_mean": self.ratio_sum / each if num_trained else 1.0,
+            "ratio_min": self.ratio_min if num_trained else 1.0,
+            "ratio_max": self.ratio_max if num_trained else 1.0,
             "approx_kl": self.approx_kl_sum / each,
             "onpolicy_ratio_error": self.onpolicy_ratio_error,
             "stale_ratio_error": self.stale_ratio_error,
             "stale_fraction": self.num_stale / each,
-            "weight_mean": self.weight_sum / each if seen else 1.0,
+            "weight_mean": self.weight_sum / each if num_trained else 1.0,
             "effective_sample_share": self.effective_share,
             "clip_fraction_low": self.num_clipped_low / rows,
             "clip_fraction_high": self.num_clipped_high / rows,

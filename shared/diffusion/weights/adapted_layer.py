@@ -28,8 +28,8 @@ class AdaptedLinear(Linear):  # type: ignore[misc]
         active = self.active_adapters
         is_plain = len(active) == 1 and active[0] in self.lora_A and not self.lora_variant
         if self.disable_adapters or self.merged or args or kwargs or not is_plain:
-            found: Tensor = super().forward(x, *args, **kwargs)
-            return found
+            output: Tensor = super().forward(x, *args, **kwargs)
+            return output
         name = active[0]
         if self.first_products is None:
             first = self.lora_A[name]
@@ -63,8 +63,8 @@ class FirstProducts:
 
     def _multiply(self, x: Tensor, adapter: str) -> None:
         weights = [each.lora_A[adapter].weight for each in self._layers]
-        found = nn.functional.linear(x.to(weights[0].dtype), torch.cat(weights))
-        self._products = list(found.split([len(each) for each in weights], dim=-1))
+        product = nn.functional.linear(x.to(weights[0].dtype), torch.cat(weights))
+        self._products = list(product.split([len(each) for each in weights], dim=-1))
         self._input = x
 
 

@@ -71,9 +71,9 @@ def checksum(tensors: Mapping[str, Tensor]) -> Checksum:
     layout = "".join(f"{name}|{t.dtype}|{tuple(t.shape)}|" for name, t in ordered)
     if not any(isinstance(each, DTensor) for each in tensors.values()):
         return _named(_summed(_segments([tensor for _, tensor in ordered])), layout)
-    found = _summed(_own_runs([tensor for _, tensor in ordered]))
+    total = _summed(_own_runs([tensor for _, tensor in ordered]))
     device = local_shard(ordered[0][1]).device
-    sums = torch.zeros(2, dtype=torch.int64, device=device) if found is None else found
+    sums = torch.zeros(2, dtype=torch.int64, device=device) if total is None else total
     dist.all_reduce(sums)  # whole numbers: in any order
     return _named(sums, layout)
 
@@ -90,8 +90,8 @@ def flat_checksum(part: Tensor, ranges: Sequence[tuple[int, int]], size: int) ->
         return checksum({"": part})
     runs = zip(part.split([number for _, number in ranges]), ranges, strict=True)
     words = part.element_size() // _word(part).itemsize  # of a number
-    found = _summed(_placed((run.view(_word(run)), first * words) for run, (first, _) in runs))
-    sums = torch.zeros(2, dtype=torch.int64, device=part.device) if found is None else found
+    total = _summed(_placed((run.view(_word(run)), first * words) for run, (first, _) in runs))
+    sums = torch.zeros(2, dtype=torch.int64, device=part.device) if total is None else total
     dist.all_reduce(sums)
     return _named(sums, f"|{part.dtype}|{(size,)}|")
 
@@ -109,8 +109,8 @@ def _summed(segments: Iterator[tuple[Tensor, int]]) -> Tensor | None:
     """Return the two sums (2,) of words, each with the number of its first row."""
     sums = None
     for words, first in segments:
-        found = _sums(words, first, -(-len(words) // ROW))
-        sums = found if sums is None else sums + found
+        part_sums = _sums(words, first, -(-len(words) // ROW))
+        sums = part_sums if sums is None else sums + part_sums
     return sums
 
 
@@ -157,10 +157,10 @@ def _segments(tensors: list[Tensor]) -> Iterator[tuple[Tensor, int]]:
                 continue
             words = tensor.detach().contiguous().reshape(-1).view(width)
             while size + len(words) >= MAX_WORDS_AT_ONCE:
-                taken = MAX_WORDS_AT_ONCE - size
-                yield torch.cat([*waiting, words[:taken]]), first
+                missing = MAX_WORDS_AT_ONCE - size
+                yield torch.cat([*waiting, words[:missing]]), first
                 first += MAX_WORDS_AT_ONCE // ROW
-                words, waiting, size = words[taken:], [], 0
+                words, waiting, size = words[missing:], [], 0
             waiting.append(words)
             size += len(words)
         if size:
@@ -175,7 +175,7 @@ def _sums(words: Tensor, first: int, rows: int) -> Tensor:
         mixed = torch.nn.functional.pad(mixed, (0, rows * ROW - len(words)))
     mixed.mul_(_signed(MULTIPLIERS[0]))
     mixed.bitwise_xor_(mixed >> 32)
-    found = []
+    sums = []
     of_each = zip(
         _kept_factors("words", ROW, words.device),
         _kept_factors("rows", _enough(first + rows), words.device),
@@ -183,18 +183,18 @@ def _sums(words: Tensor, first: int, rows: int) -> Tensor:
     )
     for of_words, of_rows in of_each:
         each = (mixed.view(rows, ROW) * of_words).sum(1)
-        found.append((each * of_rows[first : first + rows]).sum())
-    return torch.stack(found)
+        sums.append((each * of_rows[first : first + rows]).sum())
+    return torch.stack(sums)
 
 
 @lru_cache(maxsize=32)
-def _kept_factors(of: str, count: int, device: torch.device) -> tuple[Tensor, ...]:
+def _kept_factors(seed_name: str, count: int, device: torch.device) -> tuple[Tensor, ...]:
     """Return the two factors of the first words of a row, or of the first rows. They are cached:
     launching their computation on a GPU takes longer than summing the words of a segment."""
-    found = tuple(_factors(seed, count, device) for seed in SEEDS[of])
+    factors = tuple(_factors(seed, count, device) for seed in SEEDS[seed_name])
     if device.type == "cuda":  # who uses them next may do so in another stream
         torch.cuda.current_stream(device).synchronize()
-    return found
+    return factors
 
 
 def _enough(rows: int) -> int:
@@ -208,11 +208,11 @@ def _enough(rows: int) -> int:
 
 def _factors(seed: int, count: int, device: torch.device) -> Tensor:
     """Return odd pseudo-random numbers (count,), the first of a seed."""
-    found = torch.arange(count, dtype=torch.int64, device=device)
-    found = found * _signed(GOLDEN) + _signed(seed * MULTIPLIERS[1] & MASK)
+    mixed = torch.arange(count, dtype=torch.int64, device=device)
+    mixed = mixed * _signed(GOLDEN) + _signed(seed * MULTIPLIERS[1] & MASK)
     for shift, multiplier in zip((30, 27), MULTIPLIERS, strict=True):
-        found = (found ^ _shifted(found, shift)) * _signed(multiplier)
-    return (found ^ _shifted(found, 31)) | 1
+        mixed = (mixed ^ _shifted(mixed, shift)) * _signed(multiplier)
+    return (mixed ^ _shifted(mixed, 31)) | 1
 
 
 def _shifted(numbers: Tensor, by: int) -> Tensor:

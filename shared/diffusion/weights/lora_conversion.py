@@ -69,11 +69,11 @@ def _converted(file: LoraHeader, rank: int | None) -> tuple[dict[str, Tensor], f
             if rank is not None:
                 down, up, lost = _resized(down, up, rank, generator)
                 max_lost = max(max_lost, lost)
-            made = {"down": down, "up": up, "alpha": torch.tensor(float(len(down)))}
+            parts = {"down": down, "up": up, "alpha": torch.tensor(float(len(down)))}
             for role, name in names.items():
                 if converted_name(name) in tensors:
                     raise ValueError(f"adapts {stem} twice, under two names")
-                tensors[converted_name(name)] = made[role].float().contiguous()
+                tensors[converted_name(name)] = parts[role].float().contiguous()
     return tensors, max_lost
 
 

@@ -35,8 +35,8 @@ def unpack_mapped(data: mmap) -> dict[str, Tensor]:
     return {name: _tensor(data, start, name, each) for name, each in header.items()}
 
 
-def _tensor(data: mmap, start: int, name: str, said: dict[str, object]) -> Tensor:
-    dtype, shape, place = DTYPES[str(said["dtype"])], said["shape"], said.get("data_offsets")
+def _tensor(data: mmap, start: int, name: str, entry: dict[str, object]) -> Tensor:
+    dtype, shape, place = DTYPES[str(entry["dtype"])], entry["shape"], entry.get("data_offsets")
     assert isinstance(shape, list)  # by `check_header`
     count = math.prod(shape)
     match place:
@@ -45,6 +45,6 @@ def _tensor(data: mmap, start: int, name: str, said: dict[str, object]) -> Tenso
         ):
             if not count:
                 return torch.empty(shape, dtype=dtype)
-            found = torch.frombuffer(data, dtype=dtype, count=count, offset=start + first)
-            return found.view(shape)
+            tensor = torch.frombuffer(data, dtype=dtype, count=count, offset=start + first)
+            return tensor.view(shape)
     raise ContractError(f"not a safetensors object: {name[:80]!r} does not lie in it")

@@ -58,13 +58,13 @@ class TrainedWeights:
     def ahead_of(self, newest: Mapping[str, Tensor]) -> "TrainedWeights":
         """Return the same weights so that a step leaves ``newest`` as it is: masters themselves,
         which no pass reads, and copies of what has none."""
-        made = copy.copy(self)
-        made._held = {n: nn.Parameter(each.detach().clone()) for n, each in newest.items()}
-        made.parameters = {
-            name: made._held[name] if each is self._held[name] else each
+        ahead = copy.copy(self)
+        ahead._held = {n: nn.Parameter(each.detach().clone()) for n, each in newest.items()}
+        ahead.parameters = {
+            name: ahead._held[name] if each is self._held[name] else each
             for name, each in self.parameters.items()
         }
-        return made
+        return ahead
 
     @torch.no_grad()
     def put_in_use(self) -> None:
@@ -74,14 +74,14 @@ class TrainedWeights:
                 self._held[name].copy_(parameter)
 
 
-def _move_gradient(master: nn.Parameter, held: Tensor) -> None:
+def _move_gradient(master: nn.Parameter, network_parameter: Tensor) -> None:
     """Adds the gradient of one pass to the master's; (a, b, ...) both."""
-    assert held.grad is not None
+    assert network_parameter.grad is not None
     if master.grad is None:
-        master.grad = held.grad.to(master.dtype)
+        master.grad = network_parameter.grad.to(master.dtype)
     else:
-        master.grad += held.grad
-    held.grad = None
+        master.grad += network_parameter.grad
+    network_parameter.grad = None
 
 
 @dataclass(slots=True)
@@ -101,9 +101,9 @@ class MastersPlace(Place):
 
     @torch.no_grad()
     def settle(self, network: nn.Module) -> None:
-        held = trained_parameters(network)
+        parameters = trained_parameters(network)
         for name, master in self.masters.items():
-            held[name].copy_(master)
+            parameters[name].copy_(master)
 
 
 @dataclass(slots=True)

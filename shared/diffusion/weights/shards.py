@@ -184,16 +184,18 @@ def read_part(part: FetchedObject) -> Iterator[tuple[str, Tensor, TensorBox]]:
         ContractError: if it is no safetensors object, or holds other tensors than it must.
     """
     data = part.data
-    found = unpack_mapped(data) if isinstance(data, mmap) else unpack(data)
-    pieces = {n: local_part(t)[1] for n, t in found.items()} if part.pieces is None else part.pieces
+    tensors = unpack_mapped(data) if isinstance(data, mmap) else unpack(data)
+    pieces = (
+        {n: local_part(t)[1] for n, t in tensors.items()} if part.pieces is None else part.pieces
+    )
     wanted = {(name, each.shape, DTYPES[each.dtype]) for name, each in pieces.items()}
-    given = {(name, tuple(tensor.shape), tensor.dtype) for name, tensor in found.items()}
+    given = {(name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
     if wanted != given:
         name, shape, dtype = min(wanted ^ given, key=str)
         raise ContractError(
             f"a shard does not match its manifest: {name[:80]} {list(shape)} {dtype}"
         )
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         yield name, tensor, pieces[name]
 
 
@@ -207,8 +209,8 @@ def place(target: Tensor, tensor: Tensor, piece: TensorBox) -> int:
     if any(first >= last for first, last in both):
         return 0
     to = tuple(slice(i - a, j - a) for (i, j), (a, *_) in zip(both, boxes, strict=True))
-    of = tuple(slice(i - b, j - b) for (i, j), (_, _, b, _) in zip(both, boxes, strict=True))
-    local[to].copy_(tensor[of])
+    source = tuple(slice(i - b, j - b) for (i, j), (_, _, b, _) in zip(both, boxes, strict=True))
+    local[to].copy_(tensor[source])
     return math.prod(last - first for first, last in both)
 
 
@@ -262,18 +264,18 @@ async def whole_tensors(stored: StoredTensors, prefix: str = "") -> dict[str, Te
         ContractError: if an object holds no tensors, or others than it must.
         IntegrityError: if an object is missing, or a tensor is not complete.
     """
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     assembly = TensorAssembly()
 
     def add(part: FetchedObject) -> None:
         for name, tensor, piece in read_part(part):
             if name.startswith(prefix):
-                if name not in found:
-                    found[name] = torch.empty(piece.whole, dtype=tensor.dtype)
-                    assembly.expect(name, found[name])
+                if name not in tensors:
+                    tensors[name] = torch.empty(piece.whole, dtype=tensor.dtype)
+                    assembly.expect(name, tensors[name])
                 assembly.add(name, tensor, piece)
 
     async for part in stored.parts(lambda name, _: name.startswith(prefix)):
         await asyncio.to_thread(add, part)
     assembly.finish()
-    return found
+    return tensors

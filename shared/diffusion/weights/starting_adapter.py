@@ -35,7 +35,7 @@ def lora_tensors(lora: LoraFile, key: str = KEY) -> dict[str, Tensor]:
 
 
 def _read(file: Path, parts: Sequence[LoraPart]) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     by_matrix: dict[str, list[LoraPart]] = {}
     for part in parts:
         by_matrix.setdefault(part.up, []).append(part)
@@ -53,9 +53,9 @@ def _read(file: Path, parts: Sequence[LoraPart]) -> dict[str, Tensor]:
                     f"{remedy(file, '--rank', str(rank))}"
                 )
             for each in those:
-                found[f"{each.layer}.lora_A.weight"] = down[slice(*each.ranks)]
-                found[f"{each.layer}.lora_B.weight"] = blocks[each.layer]
-    return found
+                tensors[f"{each.layer}.lora_A.weight"] = down[slice(*each.ranks)]
+                tensors[f"{each.layer}.lora_B.weight"] = blocks[each.layer]
+    return tensors
 
 
 def load_adapter(network: nn.Module, lora: LoraFile) -> None:

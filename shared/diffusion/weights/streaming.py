@@ -46,10 +46,10 @@ class _Block:
     """Values of the slots between two calls."""
 
     def exchange(self, tensors: list[Any]) -> list[Any]:
-        held = [owner[name] for owner, name in self.slots]
+        previous = [owner[name] for owner, name in self.slots]
         for (owner, name), tensor in zip(self.slots, tensors, strict=True):
             owner[name] = tensor
-        return held
+        return previous
 
 
 class HostBlocks:
@@ -67,8 +67,8 @@ class HostBlocks:
     def store(self, name: str, tensor: Tensor) -> None:
         """Stores what the parameter or buffer of this name holds while its block is called, or if
         it is in no block, as long as these weights are used."""
-        found = BLOCK.match(name)
-        block = self._blocks.setdefault("" if found is None else found[0], _Block())
+        match = BLOCK.match(name)
+        block = self._blocks.setdefault("" if match is None else match[0], _Block())
         block.slots.append(_slot(self._network, name))
         block.stored.append(self._memory.store(tensor))
 

@@ -161,11 +161,11 @@ def weights_digest(
 ) -> str:
     """Returns the digest of weights, by their checksum; of the values in other ``types``, if they
     are given. For sharded weights all ranks compute it together."""
-    held = {
+    values = {
         name: tensor.detach() if types is None else tensor.detach().to(types[name])
         for name, tensor in tensors.items()
     }
-    return checksum(held).digest
+    return checksum(values).digest
 
 
 State = tuple[tuple[int, int], ...]
@@ -187,11 +187,11 @@ class WeightsInUse:
 
     def digest(self) -> str:
         state = self.state
-        found = self._seen.get(state)
-        if found is None:
-            found = weights_digest(self._parameters, self._types)
-            self.know(state, found)
-        return found
+        cached = self._seen.get(state)
+        if cached is None:
+            cached = weights_digest(self._parameters, self._types)
+            self.know(state, cached)
+        return cached
 
     def know(self, state: State, digest: str) -> None:
         """Note the digest of the weights that the network held in a state: of a copy of them that

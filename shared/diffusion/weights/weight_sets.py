@@ -162,12 +162,12 @@ class WeightSets:
 
     @contextmanager
     def using(self, tensors: Tensors) -> Iterator[None]:
-        held = {name: each.data for name, each in self._parameters.items()}
+        data = {name: each.data for name, each in self._parameters.items()}
         self._point(tensors)
         try:
             yield
         finally:
-            self._point(held)
+            self._point(data)
 
     def _point(self, tensors: Tensors) -> None:
         for name, tensor in tensors.items():

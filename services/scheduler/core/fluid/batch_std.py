@@ -54,6 +54,6 @@ def under_one_attempt(plan: Plan, state: State, index: int) -> State:
 
 def _scored(group: GroupState) -> tuple[list[float | None], dict[str, list[float | None]]]:
     """Rewards of a group, and the scores that make them up."""
-    found = [each.scored for each in group.fragments if each.scored is not None]
-    parts = {name: [s for each in found for s in each.parts[name]] for name in found[0].parts}
-    return [reward for each in found for reward in each.rewards], parts
+    scored = [each.scored for each in group.fragments if each.scored is not None]
+    parts = {name: [s for each in scored for s in each.parts[name]] for name in scored[0].parts}
+    return [reward for each in scored for reward in each.rewards], parts

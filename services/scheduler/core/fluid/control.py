@@ -133,7 +133,7 @@ def exclude_late_members(plan: Plan, state: State, _event: object, now: float) -
 
 def _late_members(plan: Plan, state: State, fluid: FluidState, now: float) -> list[str]:
     """Members that have not trained the first of their pieces in time."""
-    found = []
+    addresses = []
     for address, queue in fluid.queues.items():
         worker = state.workers.get(address)
         if not queue or worker is None:
@@ -142,14 +142,14 @@ def _late_members(plan: Plan, state: State, fluid: FluidState, now: float) -> li
         since = max(fluid.groups[index].pieces[place].since, worker.clock_from)
         limit = exclusion.gradient_deadline(plan, state, worker) + max(
             (
-                exclusion.fragment_deadline(plan, state, worker, held.num_samples)
-                for held in worker.assigned[: worker.concurrency]
+                exclusion.fragment_deadline(plan, state, worker, assigned.num_samples)
+                for assigned in worker.assigned[: worker.concurrency]
             ),
             default=0.0,
         )
         if worker.excluded == "late" or now - since > limit:
-            found.append(address)
-    return found
+            addresses.append(address)
+    return addresses
 
 
 def _send_groups(plan: Plan, state: State) -> tuple[State, list[TrainGroup]]:
@@ -193,16 +193,16 @@ def _assign_next(plan: Plan, state: State, now: float) -> IssuedFragments:
     Fragments of the batch before are finished with the older version."""
     fluid = state.fluid
     assert fluid is not None
-    made, following = fluid.provisional, fluid.batch + 1
+    policy, following = fluid.provisional, fluid.batch + 1
     is_last = following >= plan.num_batches or state.goal_reached_by is not None
-    if made is None or is_last or state.batch is None or not are_together(fluid, now):
+    if policy is None or is_last or state.batch is None or not are_together(fluid, now):
         return state, []
     able = may_begin_next(state, fluid)
     plan = _leaving_shares(plan, state)
     if not able & state.workers.with_room(plan.queue_depth):
         return state, []
     batch = state.find_batch(following) or new_batch(plan, following, now)
-    view = replace(state, policy=made, batches=(batch,), workers=_only(state.workers, able))
+    view = replace(state, policy=policy, batches=(batch,), workers=_only(state.workers, able))
     view, issued = assign(_without_early_groups(plan), view, now)
     if not issued:
         return state, []

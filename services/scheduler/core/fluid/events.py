@@ -41,8 +41,10 @@ def batch_opened(_plan: Plan, state: State, event: PolicyPublished, _now: float)
         return state
     checksum = event.checksum
     if checksum is None and before is not None and before.step is not None:
-        made = [each.checksum for each in before.step.stepped.values() if each.policy == policy]
-        checksum = made[0] if made else None
+        checksums = [
+            each.checksum for each in before.step.stepped.values() if each.policy == policy
+        ]
+        checksum = checksums[0] if checksums else None
     holds = {} if before is None else before.holds
     return replace(state, fluid=FluidState(batch=policy.version, checksum=checksum, holds=holds))
 
@@ -76,24 +78,25 @@ def member_reported(_plan: Plan, state: State, event: MemberReported, now: float
     is lost, the member is believed once it has reported the earlier version for a while. One that
     goes back to before an update does so for an attempt in which that is not taken yet.
     """
-    fluid, held = state.fluid, event.holds
+    fluid, holds = state.fluid, event.holds
     if fluid is None:
         return state
-    known = fluid.holds.get(event.address)
-    if known == held:
+    known_holds = fluid.holds.get(event.address)
+    if known_holds == holds:
         return state
-    if known is not None and held is not None:
-        is_older = held.version < known.version
+    if known_holds is not None and holds is not None:
+        is_older = holds.version < known_holds.version
         if is_older or (
-            held.version == known.version and held.update < min(known.update, fluid.update)
+            holds.version == known_holds.version
+            and holds.update < min(known_holds.update, fluid.update)
         ):
             before, since = fluid.older.get(event.address, (None, now))
-            if before != held:
-                older = {**fluid.older, event.address: (held, now)}
+            if before != holds:
+                older = {**fluid.older, event.address: (holds, now)}
                 return replace(state, fluid=replace(fluid, older=older))
             if now - since < limits.MAX_REPORT_DELAY_S:
                 return state
-    return replace(state, fluid=with_held(state, fluid, event.address, held))
+    return replace(state, fluid=with_held(state, fluid, event.address, holds))
 
 
 def member_lost(state: State, address: str) -> State:
@@ -102,7 +105,7 @@ def member_lost(state: State, address: str) -> State:
     fluid = state.fluid
     if fluid is None:
         return state
-    holds = {a: held for a, held in fluid.holds.items() if a != address}
+    holds = {a: others for a, others in fluid.holds.items() if a != address}
     fluid = replace(fluid, gone=fluid.gone | {address}, holds=holds, has_losses=True)
     if fluid.is_settled:
         return replace(state, fluid=fluid)
@@ -122,8 +125,8 @@ def group_changed(plan: Plan, state: State, batch: int, index: int) -> State:
         return state
     if group.sent and group.attempt == fluid.groups[index].attempt:
         return state
-    is_apart = plan.updates > 1 and _restarts_update(plan, state)
-    if is_apart and (fluid.update or fluid.step is not None):
+    is_update_restart = plan.updates > 1 and _restarts_update(plan, state)
+    if is_update_restart and (fluid.update or fluid.step is not None):
         fluid = next_attempt(fluid, fluid.attempt + 1)
     if batch_std.is_batch_std(plan):
         return batch_std.requeue_sent_groups(state, fluid)
@@ -131,7 +134,7 @@ def group_changed(plan: Plan, state: State, batch: int, index: int) -> State:
     for owner in owners:
         fluid = fluid.invalidate_sum(owner)
     fluid = fluid.without_group(index)
-    if owners or is_apart:
+    if owners or is_update_restart:
         fluid = replace(fluid, exchange=None)
     return replace(state, fluid=fluid)
 
@@ -269,11 +272,11 @@ def _stepped(state: State, fluid: FluidState, event: Stepped, now: float) -> Flu
     step = step.with_stepped(event, now)
     if event.worker not in fluid.gone:
         before = fluid.holds.get(event.worker)
-        held = Holds(
+        holds = Holds(
             version=event.policy.version, checksum=event.checksum,
             update=0 if makes_version else event.update + 1,
             host="" if before is None else before.host,
             sum_bytes=0 if before is None else before.sum_bytes,
         )  # fmt: skip
-        fluid = with_held(state, fluid, event.worker, held)
+        fluid = with_held(state, fluid, event.worker, holds)
     return replace(fluid, step=step)

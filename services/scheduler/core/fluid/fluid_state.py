@@ -32,11 +32,11 @@ a message."""
 T = TypeVar("T")
 
 
-def with_or_without(known: frozenset[T], each: T, is_in: bool) -> frozenset[T]:
+def with_or_without(members: frozenset[T], each: T, is_in: bool) -> frozenset[T]:
     """Put something into a set, or take it out."""
-    if (each in known) == is_in:
-        return known
-    return known | {each} if is_in else known - {each}
+    if (each in members) == is_in:
+        return members
+    return members | {each} if is_in else members - {each}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,11 +141,11 @@ class OrderedStep:
         """Record a member's step."""
         since = now if self.stepped_at is None else self.stepped_at
         stepped = {**self.stepped, event.worker: event}
-        made = stepped.get(self.committer)
+        reference = stepped.get(self.committer)
         agreed = self.agreed
-        if event is made:
+        if event is reference:
             agreed = _agreed(stepped, self.committer)
-        elif made is not None and _is_same(made, event):
+        elif reference is not None and _is_same(reference, event):
             agreed |= {event.worker}
         return replace(self, stepped=stepped, stepped_at=since, agreed=agreed)
 
@@ -156,10 +156,10 @@ class OrderedStep:
 
 
 def _agreed(stepped: Mapping[str, Stepped], committer: str) -> frozenset[str]:
-    made = stepped.get(committer)
-    if made is None:
+    reference = stepped.get(committer)
+    if reference is None:
         return frozenset()
-    return frozenset(address for address, each in stepped.items() if _is_same(made, each))
+    return frozenset(address for address, each in stepped.items() if _is_same(reference, each))
 
 
 def _is_same(one: Stepped, other: Stepped) -> bool:
@@ -272,8 +272,12 @@ class FluidState:
     def provisional(self) -> Policy | None:
         """The version that the committer has made and not committed yet."""
         step = self.step
-        made = None if step is None else step.stepped.get(step.committer)
-        return None if made is None or made.policy.version <= self.batch else made.policy
+        first_step = None if step is None else step.stepped.get(step.committer)
+        return (
+            None
+            if first_step is None or first_step.policy.version <= self.batch
+            else first_step.policy
+        )
 
     @property
     def stored_weights(self) -> ObjectRef | None:
@@ -360,10 +364,10 @@ class FluidState:
     @property
     def busy(self) -> set[str]:
         """Members with any piece in their sums, or to be, or with a total, or a step taken."""
-        found = {p.worker for group in self.groups.values() for p in group.pieces if p.worker}
+        addresses = {p.worker for group in self.groups.values() for p in group.pieces if p.worker}
         if self.exchange is not None:
-            found.update(self.exchange.members)
-        return found | set(self.former) | (set(self.step.stepped) if self.step else set())
+            addresses.update(self.exchange.members)
+        return addresses | set(self.former) | (set(self.step.stepped) if self.step else set())
 
 
 def next_update(fluid: FluidState, part: range, checksum: str) -> FluidState:
@@ -386,12 +390,12 @@ def next_attempt(fluid: FluidState, attempt: int) -> FluidState:
     """Train the batch once more, by all members that could: every sum restarts, and no member is
     excluded."""
     stepped = {} if fluid.step is None else fluid.step.stepped
-    made = {a: each for a, each in stepped.items() if each.policy.version > fluid.batch}
+    steps = {a: each for a, each in stepped.items() if each.policy.version > fluid.batch}
     state = replace(
         fluid, attempt=attempt, exchange=None, step=None, round=0, num_failures=0,
         num_vain=fluid.num_vain + (not fluid.has_losses), tried=frozenset(), has_losses=False,
         out=frozenset(), queues={}, queued=frozenset(), loaded=frozenset(), num_given=0, sums={},
-        former={**fluid.former, **made}, update=0, alone_since=None,
+        former={**fluid.former, **steps}, update=0, alone_since=None,
         checksum=fluid.first_checksum if fluid.update else fluid.checksum,
     )  # fmt: skip
     for index, group in fluid.groups.items():

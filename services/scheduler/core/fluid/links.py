@@ -85,10 +85,10 @@ def seconds_to_leave(state: State, fluid: FluidState, address: str) -> float:
 
 def _up(costs: Costs, address: str) -> float:
     """Return the seconds per byte on the way up; where that was not measured, on the way down."""
-    found = costs.up.get(address) or costs.down.get(address)
-    return 1 / UNMEASURED_RATE if found is None else found.seconds
+    estimate = costs.up.get(address) or costs.down.get(address)
+    return 1 / UNMEASURED_RATE if estimate is None else estimate.seconds
 
 
 def _down(costs: Costs, address: str) -> float:
-    found = costs.down.get(address)
-    return _up(costs, address) if found is None else found.seconds
+    estimate = costs.down.get(address)
+    return _up(costs, address) if estimate is None else estimate.seconds

@@ -19,10 +19,10 @@ def may_step(state: State, worker: WorkerState) -> bool:
         return False
     if worker.address in fluid.out or worker.address in fluid.gone:
         return False
-    held = fluid.holds.get(worker.address)
-    if held is None or (held.version, held.update) != (fluid.batch, fluid.update):
+    holds = fluid.holds.get(worker.address)
+    if holds is None or (holds.version, holds.update) != (fluid.batch, fluid.update):
         return False
-    return fluid.checksum is None or held.checksum == fluid.checksum
+    return fluid.checksum is None or holds.checksum == fluid.checksum
 
 
 def member_addresses(state: State) -> frozenset[str]:
@@ -31,39 +31,39 @@ def member_addresses(state: State) -> frozenset[str]:
     fluid, roles = state.fluid, state.workers.roles
     if fluid is None:
         return frozenset()
-    known = _known_members(state, fluid)
-    if known is None:
-        asked = (*roles.places, *roles.only_train)
-        known = frozenset(a for a in asked if may_step(state, state.workers[a]))
-        _know_members(state, fluid, known)
-    return known
+    members = _known_members(state, fluid)
+    if members is None:
+        addresses = (*roles.places, *roles.only_train)
+        members = frozenset(a for a in addresses if may_step(state, state.workers[a]))
+        _know_members(state, fluid, members)
+    return members
 
 
-def with_held(state: State, fluid: FluidState, address: str, held: Holds | None) -> FluidState:
+def with_held(state: State, fluid: FluidState, address: str, new_holds: Holds | None) -> FluidState:
     """Record the holdings of one worker; the others are unchanged."""
-    if held is not None:
-        holds = {**fluid.holds, address: held}
+    if new_holds is not None:
+        holds = {**fluid.holds, address: new_holds}
     else:
         holds = {a: each for a, each in fluid.holds.items() if a != address}
-    made, known = replace(fluid, holds=holds), _known_members(state, fluid)
+    changed, members = replace(fluid, holds=holds), _known_members(state, fluid)
     worker = state.workers.get(address)
-    if known is not None and worker is not None and worker.takes_work:
-        may = may_step(replace(state, fluid=made), worker)
-        _know_members(state, made, with_or_without(known, address, may))
-    return made
+    if members is not None and worker is not None and worker.takes_work:
+        may = may_step(replace(state, fluid=changed), worker)
+        _know_members(state, changed, with_or_without(members, address, may))
+    return changed
 
 
 def _known_members(state: State, fluid: FluidState) -> frozenset[str] | None:
     """Return the cached members, if their inputs are unchanged."""
     if fluid.known_members is None:
         return None
-    basis, known = fluid.known_members
+    basis, members = fluid.known_members
     same = (one is other for one, other in zip(basis, _basis(state, fluid), strict=True))
-    return known if all(same) else None
+    return members if all(same) else None
 
 
-def _know_members(state: State, fluid: FluidState, known: frozenset[str]) -> None:
-    object.__setattr__(fluid, "known_members", (_basis(state, fluid), known))
+def _know_members(state: State, fluid: FluidState, members: frozenset[str]) -> None:
+    object.__setattr__(fluid, "known_members", (_basis(state, fluid), members))
 
 
 def _basis(state: State, fluid: FluidState) -> tuple[object, ...]:
@@ -94,8 +94,8 @@ def have_made(fluid: FluidState) -> frozenset[str]:
 def may_begin_next(state: State, fluid: FluidState) -> frozenset[str]:
     """Return the devices that may generate by the provisional version: members that have made it
     and, once its weights can be fetched, all that only generate."""
-    made = have_made(fluid)
-    return made if fluid.stored_weights is None else made | state.workers.roles.rollout
+    addresses = have_made(fluid)
+    return addresses if fluid.stored_weights is None else addresses | state.workers.roles.rollout
 
 
 def weights_to_fetch(state: State, worker: WorkerState, policy: Policy) -> ObjectRef | None:

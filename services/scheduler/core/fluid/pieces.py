@@ -145,12 +145,12 @@ class AvailableMembers:
             heapq.heappush(self._free, (member.free_at, address))
 
     def member(self, address: str) -> Member:
-        found = self._known.get(address)
-        if found is None:
-            found = self._known[address] = _member(
+        available = self._known.get(address)
+        if available is None:
+            available = self._known[address] = _member(
                 self._plan, self._state, self._fluid, address, self._now, self._usual_seconds
             )
-        return found
+        return available
 
     def limits(self, member: Member) -> PieceLimits:
         """Limits on a member's next piece. One step ahead no member waits at the end, and all are
@@ -188,10 +188,10 @@ class AvailableMembers:
     def pace(self) -> TrainingPace:
         """How fast all members train, and when they are done; found some events ago if they are
         many."""
-        number, known = len(self.addresses), self._fluid.pace
-        is_known = known is not None and known.members is self.addresses
-        if known is not None and is_known and known.times + 1 < number / MEMBERS_PER_EVENT:
-            return replace(known, times=known.times + 1)
+        number, cached = len(self.addresses), self._fluid.pace
+        is_known = cached is not None and cached.members is self.addresses
+        if cached is not None and is_known and cached.times + 1 < number / MEMBERS_PER_EVENT:
+            return replace(cached, times=cached.times + 1)
         all_members = [self.member(address) for address in sorted(self.addresses)]
         seconds = [each.group_seconds for each in all_members]
         first, plan = all_members[0], self._plan
@@ -237,15 +237,15 @@ def _at_hand(fluid: FluidState, workers: Workers, able: frozenset[str]) -> froze
     def is_at_hand(address: str) -> bool:
         """Whether it has the pieces for longer than what it has of the next batch."""
         before = _before_pieces(fluid, workers[address])
-        return all(held.slot.batch <= batch for held in before)
+        return all(assigned.slot.batch <= batch for assigned in before)
 
     free, with_pieces = room - others, room & fluid.queued & others
-    found = free - fluid.queued | (
+    addresses = free - fluid.queued | (
         free & fluid.queued & workers.asked(FewerThan(batch, WORK_PER_MEMBER - 1))
     )
-    found |= frozenset(filter(is_at_hand, with_pieces))
-    if found or not able <= others or any(map(is_at_hand, able & fluid.queued)):
-        return found
+    addresses |= frozenset(filter(is_at_hand, with_pieces))
+    if addresses or not able <= others or any(map(is_at_hand, able & fluid.queued)):
+        return addresses
     return room
 
 
@@ -262,9 +262,9 @@ def _member(
         row_seconds=seconds / passes.work(group_rows, pass_rows), overhead=passes.overhead_rows,
     )  # fmt: skip
     free_at = now
-    for place, held in enumerate(_before_pieces(fluid, worker)):
-        each = state.costs.whole_samples(held.num_samples) * sample_seconds(state, worker)
-        free_at += max(0.0, each - (0.0 if place else now - held.since))
+    for place, assigned in enumerate(_before_pieces(fluid, worker)):
+        each = state.costs.whole_samples(assigned.num_samples) * sample_seconds(state, worker)
+        free_at += max(0.0, each - (0.0 if place else now - assigned.since))
     for place, (index, at) in enumerate(fluid.queues.get(worker.address, ())):
         held_piece = fluid.groups[index].pieces[at]
         each = member.seconds(num_rows(held_piece.piece, plan.merged_steps, worker.ranks))
@@ -283,14 +283,15 @@ def _before_pieces(fluid: FluidState, worker: WorkerState) -> tuple[AssignedFrag
     what a member that is not lent has kept."""
     if not worker.concurrency:
         return ()
-    if all(held.slot.batch <= fluid.batch for held in worker.assigned):
+    if all(assigned.slot.batch <= fluid.batch for assigned in worker.assigned):
         return worker.assigned
     has_pieces = worker.address in fluid.queued
     since = fluid.began.get(worker.address, 0.0) if has_pieces else math.inf
     return tuple(
-        held
-        for place, held in enumerate(worker.assigned)
-        if held.slot.batch <= fluid.batch or (place < worker.concurrency and held.since < since)
+        assigned
+        for place, assigned in enumerate(worker.assigned)
+        if assigned.slot.batch <= fluid.batch
+        or (place < worker.concurrency and assigned.since < since)
     )
 
 

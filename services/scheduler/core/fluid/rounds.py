@@ -136,14 +136,14 @@ def _by_host(fluid: FluidState, taking_part: list[str]) -> tuple[list[str], tupl
     """Group members that share a host's memory, and count the members of each host; empty if every
     member is alone. After a round that came to nothing everybody exchanges its own sum: only then
     do they know who is missed."""
-    names = {each: held.host for each in taking_part if (held := fluid.holds.get(each))}
+    names = {each: holds.host for each in taking_part if (holds := fluid.holds.get(each))}
     alone = len({host for host in names.values() if host}) == sum(map(bool, names.values()))
     if fluid.num_failures or alone:
         return taking_part, ()
     hosts: dict[str, list[str]] = {}
     for address in taking_part:
         hosts.setdefault(names.get(address) or address, []).append(address)
-    together = [address for found in hosts.values() for address in found]
+    together = [address for addresses in hosts.values() for address in addresses]
     return together, tuple(map(len, hosts.values()))
 
 
@@ -155,7 +155,7 @@ def _is_wanted_to_generate(plan: Plan, state: State, fluid: FluidState) -> bool:
     if not has_loans(plan):
         return len(fluid.groups) < plan.num_groups
     lent = (state.workers[address] for address in state.workers.roles.lendable)
-    return any(held.slot.batch == fluid.batch for each in lent for held in each.assigned)
+    return any(assigned.slot.batch == fluid.batch for each in lent for assigned in each.assigned)
 
 
 def _void_absent(state: State, fluid: FluidState, absent: set[str]) -> State:
@@ -213,9 +213,9 @@ def _void_missed(fluid: FluidState, exchange: ExchangeRound, silent: frozenset[s
 
 def _reference(fluid: FluidState, exchange: ExchangeRound) -> str | None:
     """The member whose total is the one to step with: the committer's, if it is alive."""
-    held = [a for a in exchange.members if a in exchange.held and a not in fluid.gone]
+    holders = [a for a in exchange.members if a in exchange.held and a not in fluid.gone]
     committer = exchange.command.committer
-    return committer if committer in held else next(iter(held), None)
+    return committer if committer in holders else next(iter(holders), None)
 
 
 def _order_step(
@@ -226,16 +226,16 @@ def _order_step(
     now: float,
     commands: list[FluidCommand],
 ) -> State:
-    held = exchange.held[holder]
+    total = exchange.held[holder]
     command = TakeStep(
-        batch=fluid.batch, attempt=fluid.attempt, update=fluid.update, round=held.round,
-        sum_id=held.sum_id,
-        norm=held.norm, finite=held.finite, scale=held.scale, committer=holder,
+        batch=fluid.batch, attempt=fluid.attempt, update=fluid.update, round=total.round,
+        sum_id=total.sum_id,
+        norm=total.norm, finite=total.finite, scale=total.scale, committer=holder,
     )  # fmt: skip
     commands.append(command)
     holders = tuple(
         a for a in exchange.members
-        if a in exchange.held and exchange.held[a].sum_id == held.sum_id
+        if a in exchange.held and exchange.held[a].sum_id == total.sum_id
     )  # fmt: skip
     step = OrderedStep(command=command, since=now, holders=holders)
     fluid = replace(fluid, step=step, num_failures=0, tried=frozenset())
@@ -284,8 +284,8 @@ def _go_on(
     is_known = step.committer in able or step.committer in fluid.gone or expired
     if able and is_known and are_together(fluid, now):
         first = step.committer if step.committer in able else able[0]
-        made = step.stepped[first].checksum
-        following = next_update(fluid, plan.part(fluid.update), made)
+        checksum = step.stepped[first].checksum
+        following = next_update(fluid, plan.part(fluid.update), checksum)
         return replace(state, fluid=following)
     if able or (waits and not expired):
         return state
@@ -335,8 +335,8 @@ def _stuck(
     if fluid.update:
         return _without_updates(state, fluid, now)
     stepped = fluid.step.stepped if fluid.step else {}
-    made = {a: each for a, each in stepped.items() if each.policy.version > fluid.batch}
-    former: dict[str, Stepped] = {**fluid.former, **made}
+    steps = {a: each for a, each in stepped.items() if each.policy.version > fluid.batch}
+    former: dict[str, Stepped] = {**fluid.former, **steps}
     alive = [a for a in former if a in state.workers]
     named = fluid.former_named
     address = sorted(alive)[fluid.named % len(alive)] if alive else ""

@@ -61,10 +61,10 @@ def _at_update(
     if command.update <= fluid.update or step is None:
         return fluid
     address = command.worker if isinstance(command, TrainPiece) else command.committer
-    made = step.stepped.get(address)
-    if made is None:
+    stepped = step.stepped.get(address)
+    if stepped is None:
         return fluid
-    return next_update(fluid, plan.part(fluid.update), made.checksum)
+    return next_update(fluid, plan.part(fluid.update), stepped.checksum)
 
 
 def finish(plan: Plan, state: State, event: RecoveryDone, _now: float) -> State:
@@ -76,25 +76,27 @@ def finish(plan: Plan, state: State, event: RecoveryDone, _now: float) -> State:
         fluid = replace(fluid, attempt=ATTEMPTS_PER_EPOCH * max(0, event.epoch - 1))
     state = batch_std.under_one_attempt(plan, state, fluid.batch)
     for index, group in list(fluid.groups.items()):
-        of = state.find_group(fluid.batch, index)
-        if of is not None and of.sent and of.attempt == group.attempt:
+        sent_group = state.find_group(fluid.batch, index)
+        if sent_group is not None and sent_group.sent and sent_group.attempt == group.attempt:
             fluid = _with_queues(fluid.with_group(index, _completed(plan, index, group)), index)
             continue
         for owner in sorted(fluid.owners(index)):
             fluid = fluid.invalidate_sum(owner)
         fluid = fluid.without_group(index)
-        if of is not None and not of.sent:  # its message is lost, and names of pieces are taken
-            of = replace(of, attempt=max(of.attempt, group.attempt + 1))
-            state = state.with_group(fluid.batch, index, of)
+        if (
+            sent_group is not None and not sent_group.sent
+        ):  # its message is lost, and names of pieces are taken
+            sent_group = replace(sent_group, attempt=max(sent_group.attempt, group.attempt + 1))
+            state = state.with_group(fluid.batch, index, sent_group)
     return drop_lost_version(replace(state, fluid=_with_sent_groups(plan, state, fluid)))
 
 
 def _with_sent_groups(plan: Plan, state: State, fluid: FluidState) -> FluidState:
     """Add the groups that were sent and of which no member has a piece."""
     batch = state.find_batch(fluid.batch)
-    for index, of in enumerate(() if batch is None else batch.groups):
-        if of.sent and index not in fluid.groups:
-            fluid = fluid.with_group(index, whole_group(plan, of.attempt))
+    for index, sent_group in enumerate(() if batch is None else batch.groups):
+        if sent_group.sent and index not in fluid.groups:
+            fluid = fluid.with_group(index, whole_group(plan, sent_group.attempt))
     return fluid
 
 
@@ -138,8 +140,8 @@ def _restored(
             exchange = begin_round(command, now)
             return replace(fluid, exchange=exchange, round=command.round + 1)
         case TakeStep():
-            held = {} if fluid.exchange is None else fluid.exchange.held
-            holders = tuple(a for a, each in held.items() if each.sum_id == command.sum_id)
+            totals = {} if fluid.exchange is None else fluid.exchange.held
+            holders = tuple(a for a, each in totals.items() if each.sum_id == command.sum_id)
             return replace(fluid, step=OrderedStep(command=command, since=now, holders=holders))
 
 

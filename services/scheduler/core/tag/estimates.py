@@ -119,8 +119,8 @@ class Overhead:
     def known_after(cls, samples: float) -> "Overhead":
         """Return an overhead of this many samples as if it had been learned from many fragments."""
         weight = MIN_SIZE_VARIATION / MEMORY
-        known = weight / (samples + 1)
-        return cls(evidence=weight, products=known, per_sample=known)
+        level = weight / (samples + 1)
+        return cls(evidence=weight, products=level, per_sample=level)
 
     def observe(self, mean: MeanFragment, samples: float, seconds: float) -> "Overhead":
         """Add a fragment after the earlier fragments of its device."""
@@ -181,8 +181,8 @@ class PassCosts:
         return rows + math.ceil(rows / pass_rows) * self.overhead_rows
 
     def with_overhead(self, overhead: Overhead) -> "PassCosts":
-        found = overhead.samples(self.usual_rows)
-        return replace(self, overhead=overhead, overhead_rows=found or 0.0)
+        rows = overhead.samples(self.usual_rows)
+        return replace(self, overhead=overhead, overhead_rows=rows or 0.0)
 
     def observe(self, member: str, rows: int, pass_rows: int, seconds: float) -> "PassCosts":
         """Learn from a piece what its passes took, each of as many of its rows."""
@@ -195,8 +195,8 @@ class PassCosts:
             mean = MeanFragment(each, seconds / passes)
         else:
             if each != mean.samples:
-                seen = costs.overhead.observe(mean, each, seconds / passes)
-                costs = costs.with_overhead(seen)
+                overhead = costs.overhead.observe(mean, each, seconds / passes)
+                costs = costs.with_overhead(overhead)
             mean = mean.observe(each, seconds / passes)
         return replace(costs, means={**costs.means, member: mean})
 
@@ -255,18 +255,18 @@ class Costs:
         rates = [1 / each for each in seconds if each]
         return 1 / sum(rates) if rates and len(rates) == len(seconds) else None
 
-    def _seconds_of(self, worker: str, known: Mapping[str, Estimate]) -> float | None:
-        return known[worker].value if worker in known else self._median(known)
+    def _seconds_of(self, worker: str, estimates: Mapping[str, Estimate]) -> float | None:
+        return estimates[worker].value if worker in estimates else self._median(estimates)
 
-    def _median(self, known: Mapping[str, Estimate]) -> float | None:
+    def _median(self, estimates: Mapping[str, Estimate]) -> float | None:
         """Return the median over some workers, computed once: when a batch opens, each worker
         without a measurement needs it."""
-        for workers, found in self._medians:
-            if workers is known:
-                return found
-        found = _median(known)
-        object.__setattr__(self, "_medians", ((known, found), *self._medians[:1]))
-        return found
+        for workers, value in self._medians:
+            if workers is estimates:
+                return value
+        value = _median(estimates)
+        object.__setattr__(self, "_medians", ((estimates, value), *self._medians[:1]))
+        return value
 
     def whole_samples(self, samples: float) -> float:
         """Samples of a whole group that take as long as a fragment of this size: the same number,
@@ -286,8 +286,8 @@ class Costs:
         return max(self.shared_share, self.learned_share)
 
     def with_overhead(self, overhead: Overhead) -> "Costs":
-        found = overhead.samples(self.group_size)
-        return replace(self, overhead=overhead, learned_share=found / (1 + found) if found else 0.0)
+        share = overhead.samples(self.group_size)
+        return replace(self, overhead=overhead, learned_share=share / (1 + share) if share else 0.0)
 
     def as_measured(self) -> "Costs":
         """The costs that the last batch met: the newest observation of each."""
@@ -310,8 +310,8 @@ class Costs:
         return replace(self.observe_gradient(member, whole), passes=passes)
 
     def observe_gradient(self, worker: str, seconds: float) -> "Costs":
-        known = self.gradient.get(worker, Estimate())
-        return replace(self, gradient={**self.gradient, worker: known.observe(seconds)})
+        estimate = self.gradient.get(worker, Estimate())
+        return replace(self, gradient={**self.gradient, worker: estimate.observe(seconds)})
 
     def observe_fragment(self, worker: str, samples: int, seconds: float) -> "Costs":
         """Learn from a fragment how much of its time does not depend on its size."""
@@ -325,15 +325,17 @@ class Costs:
         return replace(costs, fragments={**self.fragments, worker: mean})
 
     def observe_rollout(self, worker: str, seconds: float) -> "Costs":
-        known = self.rollout.get(worker, Estimate())
-        return replace(self, rollout={**self.rollout, worker: known.observe(seconds)})
+        estimate = self.rollout.get(worker, Estimate())
+        return replace(self, rollout={**self.rollout, worker: estimate.observe(seconds)})
 
     def observe_link(self, worker: str, up: float | None, down: float | None) -> "Costs":
         """Learn from seconds per byte in each direction; None: nothing was transferred."""
         links = []
-        for known, seconds in ((self.up, up), (self.down, down)):
-            before = known.get(worker, Estimate())
-            links.append(known if seconds is None else {**known, worker: before.observe(seconds)})
+        for estimates, seconds in ((self.up, up), (self.down, down)):
+            before = estimates.get(worker, Estimate())
+            links.append(
+                estimates if seconds is None else {**estimates, worker: before.observe(seconds)}
+            )
         return replace(self, up=links[0], down=links[1])
 
     def only_of(self, addresses: Collection[str]) -> "Costs":
@@ -355,6 +357,6 @@ class Costs:
         return replace(self, **observed)
 
 
-def _median(known: Mapping[str, Estimate]) -> float | None:
-    values = [each.value for each in known.values() if each.value is not None]
+def _median(estimates: Mapping[str, Estimate]) -> float | None:
+    values = [each.value for each in estimates.values() if each.value is not None]
     return median(values) if values else None

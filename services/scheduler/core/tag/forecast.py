@@ -115,12 +115,12 @@ def _one_step(tag_inputs: TagInputs, schedule: RunSchedule) -> Forecast:
     most = max(0, math.floor(tag_inputs.groups - assigned)) if tag_inputs.trainer_queues else 0
     fixed = schedule.fixed_tag
     wanted = _balanced(tag_inputs) if fixed is None else [fixed]
-    found = min(
+    best = min(
         (Forecast(_pace(tag_inputs, k), k) for k in {min(k, most) for k in wanted}),
         key=lambda each: (each.seconds, each.groups),
     )
     least = fluid.least_period(tag_inputs, last=0.0)
-    return Forecast(max(found.seconds, least), found.groups)
+    return Forecast(max(best.seconds, least), best.groups)
 
 
 def _balanced(tag_inputs: TagInputs) -> list[int]:

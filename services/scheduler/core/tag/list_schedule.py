@@ -45,15 +45,15 @@ def generate(
     for done, count, place in completions(classes):
         if left <= 0:
             break
-        taken = min(count, left)
-        left -= taken
-        if taken < count:
-            rest = place, count - taken, last[place]
+        number = min(count, left)
+        left -= number
+        if number < count:
+            rest = place, count - number, last[place]
         last[place] = done
-        while taken >= missing and len(ready) < num_groups:
+        while number >= missing and len(ready) < num_groups:
             ready.append(done)
-            taken, missing = taken - missing, fragments_per_group
-        missing -= taken
+            number, missing = number - missing, fragments_per_group
+        missing -= number
     free = [
         (last[place], count - (rest[1] if rest is not None and rest[0] == place else 0), place)
         for place, (_, count) in enumerate(classes)
