@@ -153,9 +153,9 @@ def check_same_file(key: str, stored: FileRecord, current: FileRecord) -> None:
     digests = current.digest[:12], stored.digest[:12]
     if (stored.host, stored.path) == (current.host, current.path):
         raise UserError(
-            f"{key}: {current.path} has changed since the run began: its digest is {digests[0]}, "
-            f"and the run uses {digests[1]}. A run keeps its files: restore this one, or start a "
-            "new run with `--fresh`"
+            f"{key}: {current.path} has changed since the run began: it has the digest "
+            f"{digests[0]}, and the run uses {digests[1]}. A run keeps its files: restore this "
+            "one, or start a new run with `--fresh`"
         )
     raise UserError(
         f"{key}: {current.path} on {current.host} has the digest {digests[0]}, and the run uses "

@@ -50,7 +50,7 @@ def show(
 
 def _link_to_live(run: Run) -> str | None:
     """Return a link to the page that `digenrl up` serves; None if it does not serve the page."""
-    with suppress(UserError), connect_client(run, role="operator", of="page") as page:
+    with suppress(UserError), connect_client(run, role="operator", service="page") as page:
         page.http.timeout = PAGE_LINK_TIMEOUT_S
         return f"{str(page.http.base_url).rstrip('/')}{page.make_code().path}"
     return None

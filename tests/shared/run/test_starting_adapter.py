@@ -57,7 +57,7 @@ async def test_another_adapter_under_the_same_name_is_refused(
     await check_files(folder_store, recipe, ("model.adapter",), needed=True)
     lora(tmp_path / "sft.safetensors", seed=1)
     again = load_recipe(tmp_path / "recipe.json")
-    with pytest.raises(UserError, match=r"model\.adapter: .*its digest is"):
+    with pytest.raises(UserError, match=r"model\.adapter: .*has the digest"):
         await store_recipe(folder_store, again)
     with pytest.raises(UserError, match=r"model\.adapter: .*has the digest"):
         await check_files(folder_store, recipe, ("model.adapter",), needed=True)
