@@ -124,26 +124,26 @@ def forecast(
     costs = with_trace(costs, trace, use) if trace else with_weights(costs, recipe.model.folder)
     scoring = _scoring(recipe, costs, hosts)
     costs = _with_scoring(costs, scoring)
-    costs_with_memory, use, own = _own_split(recipe, costs, use, streams, hosts)
+    sized_costs, use, own = _own_split(recipe, costs, use, streams, hosts)
     schedule, decision = recipe.run_schedule, None
     if recipe.schedule.max_staleness == "auto":
-        decision = decide(recipe, costs_with_memory, own.split) or decide_at_start(recipe)
+        decision = decide(recipe, sized_costs, own.split) or decide_at_start(recipe)
         schedule = schedule.changed(max_staleness=decision.max_staleness)
         own = replace(own, schedule=own.schedule.changed(max_staleness=decision.max_staleness))
     simulated = better = None
     if timing:
-        simulated = _simulated(costs_with_memory, own)
+        simulated = _simulated(sized_costs, own)
         if scoring is not None:
             check_scoring(recipe, scoring, max(simulated.step_seconds, scoring.seconds))
         smallest = with_memory(costs, replace(use, fragment=1), streams)
         if own.schedule.mode in ("disaggregated", "fluid"):
             better = _faster(recipe, smallest, use, hosts, schedule, simulated.step_seconds)
     return Forecast(
-        recipe=recipe, profile=costs_with_memory, own=own, simulated=simulated, better=better,
-        needs=tuple(_needs(costs_with_memory, use, own)), hosts=hosts,
+        recipe=recipe, profile=sized_costs, own=own, simulated=simulated, better=better,
+        needs=tuple(_needs(sized_costs, use, own)), hosts=hosts,
         keeps_activations=recipe.trainer.gradient_checkpointing in (False, "selective"),
-        is_traced=trace is not None, staleness=decision, work=work_line(costs_with_memory, recipe),
-        scoring=scoring, pass_rows=tuple(rows_lines(costs_with_memory, use, own)),
+        is_traced=trace is not None, staleness=decision, work=work_line(sized_costs, recipe),
+        scoring=scoring, pass_rows=tuple(rows_lines(sized_costs, use, own)),
     )  # fmt: skip
 
 
@@ -161,16 +161,16 @@ def _own_split(
     """Return the recipe's own split, in fragments of the size that a run would choose."""
 
     def split(use: ModelUse) -> tuple[Profile, OwnSplit]:
-        costs_with_memory, remedy = with_memory(costs, use, streams), partial(would_fit, costs, use)
-        return costs_with_memory, own_split(
-            recipe, costs_with_memory, hosts.devices, host_gpus=hosts.gpus, remedy=remedy
+        sized_costs, remedy = with_memory(costs, use, streams), partial(would_fit, costs, use)
+        return sized_costs, own_split(
+            recipe, sized_costs, hosts.devices, host_gpus=hosts.gpus, remedy=remedy
         )
 
-    costs_with_memory, own = split(replace(use, fragment=1))
-    use = replace(use, fragment=largest_fragment(costs_with_memory, own.split, own.schedule))
-    costs_with_memory, own = split(use)
-    check_host_memory(costs_with_memory, hosts, own.split)
-    return costs_with_memory, use, own
+    sized_costs, own = split(replace(use, fragment=1))
+    use = replace(use, fragment=largest_fragment(sized_costs, own.split, own.schedule))
+    sized_costs, own = split(use)
+    check_host_memory(sized_costs, hosts, own.split)
+    return sized_costs, use, own
 
 
 def _faster(

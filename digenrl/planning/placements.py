@@ -149,14 +149,14 @@ def placements(costs: Profile, use: ModelUse | None, devices: Devices) -> Iterat
         if shared is not whole and any(role == "member" for _, role in most):
             return
         for wanted in (shared, *generating(shared)):
-            profile, profile_with_memory = _on(costs, shared, wanted, list(present(devices)))
+            profile, sized_profile = _on(costs, shared, wanted, list(present(devices)))
             able = _able(profile, devices)
-            quantised, more = profile_with_memory.weights != use.weights, _rows(profile, able)
+            quantised, more = sized_profile.weights != use.weights, _rows(profile, able)
             better = (streamed and quantised) or rows < min(TARGET_ROWS, more)
             if wanted is whole or able > most or (better and able == most):
                 most, streamed = able, bool(profile.streaming) and not use.streams
                 rows = more
-                yield ModelPlacement(profile, profile_with_memory, keys(use, profile_with_memory))
+                yield ModelPlacement(profile, sized_profile, keys(use, sized_profile))
 
 
 def _rows(profile: Profile, able: set[tuple[str, Role]]) -> int:
@@ -182,8 +182,8 @@ def _on(
     if use.streams or not wanted.streams:
         return with_memory(costs, wanted), wanted
     resident = replace(wanted, streams=False)
-    profile_with_memory = with_memory(costs, resident)
-    small = [kind for kind in kinds if not speed(profile_with_memory, kind, "rollout")]
+    sized_profile = with_memory(costs, resident)
+    small = [kind for kind in kinds if not speed(sized_profile, kind, "rollout")]
     streaming = with_memory(costs, resident, small)
     able = [kind for kind in small if speed(streaming, kind, "rollout")]
     return with_memory(costs, resident, able), resident
@@ -246,12 +246,12 @@ def _with_remedies(reason: str, costs: Profile, use: ModelUse | None, devices: D
     kinds = [kind for kind, count in devices.items() if count and kind in costs.devices]
     if use is None or not kinds:
         return reason
-    profile_with_memory, largest = (
+    sized_profile, largest = (
         with_memory(costs, use),
         max(kinds, key=lambda k: costs.devices[k].memory_gib),
     )
     for role, words in WORDS.items():
         remedy = would_fit(costs, use, largest, role)
-        if remedy and not any(speed(profile_with_memory, kind, role) for kind in kinds):
+        if remedy and not any(speed(sized_profile, kind, role) for kind in kinds):
             reason += f"; to {words} on {largest}, {remedy}"
     return reason

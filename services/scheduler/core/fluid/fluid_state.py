@@ -272,12 +272,8 @@ class FluidState:
     def provisional(self) -> Policy | None:
         """The version that the committer has made and not committed yet."""
         step = self.step
-        first_step = None if step is None else step.stepped.get(step.committer)
-        return (
-            None
-            if first_step is None or first_step.policy.version <= self.batch
-            else first_step.policy
-        )
+        first = None if step is None else step.stepped.get(step.committer)
+        return None if first is None or first.policy.version <= self.batch else first.policy
 
     @property
     def stored_weights(self) -> ObjectRef | None:
