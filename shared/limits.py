@@ -78,6 +78,8 @@ MAX_STORE_ATTEMPTS = 600
 """More attempts than `MAX_RETRY_TIME` has time for, which therefore decides alone."""
 MAX_REQUEST_TIME = timedelta(days=365)
 """A request that takes longer fails, even while bytes arrive."""
+MAX_STREAM_DELAY_S = 0.1
+"""Bytes of a stream are passed on after this long, even if they are few."""
 OTHER_BOOT_AGE_S = 86_400.0
 """An older folder of another boot is deleted; a younger one may be of another host of the home."""
 MAX_UNFLUSHED_PIECES = 4

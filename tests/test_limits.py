@@ -187,6 +187,7 @@ LIMITS: dict[str, dict[str, object]] = {
         "MAX_RETRY_PAUSE": timedelta(seconds=1),
         "MAX_STORE_ATTEMPTS": 600,
         "MAX_REQUEST_TIME": timedelta(seconds=31536000),
+        "MAX_STREAM_DELAY_S": 0.1,
         "OTHER_BOOT_AGE_S": 86400.0,
         "MAX_UNFLUSHED_PIECES": 4,
         "LOCK_POLL_S": 0.02,

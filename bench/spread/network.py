@@ -50,9 +50,12 @@ def why_not() -> str | None:
 
 
 @contextmanager
-def network(number: int, megabytes_per_s: float | None) -> Iterator[list[Host]]:
-    """Makes so many hosts, and removes them at the end. A line has the speed in each direction;
-    None: all that there is.
+def network(
+    lines: Sequence[float | None], site: Sequence[float | None] = (), site_line: float | None = None
+) -> Iterator[list[Host]]:
+    """Makes a host for each line, and removes them at the end. A line has so many megabytes per
+    second in each direction; None: all that there is. The lines of a far ``site`` meet at a switch
+    of its own, and the site has one line to the others.
 
     Raises:
         UserError: if this machine cannot.
@@ -62,32 +65,39 @@ def network(number: int, megabytes_per_s: float | None) -> Iterator[list[Host]]:
         raise UserError(reason)
     prefix = f"digenrl-{os.getpid()}"
     switch = f"{prefix}-switch"
-    hosts = [Host(f"{prefix}-{each}", f"{SUBNET}.{each + 1}") for each in range(number)]
-    names = [switch, *(host.name for host in hosts)]
+    hosts = [
+        Host(f"{prefix}-{each}", f"{SUBNET}.{each + 1}") for each in range(len(lines) + len(site))
+    ]
+    far_switch = f"{switch}-far"
+    names = [switch, far_switch, *(host.name for host in hosts)]
     try:
         for name in names:
             _run("ip", "netns", "add", name)
             _run("ip", "-n", name, "link", "set", "lo", "up")
-        _run("ip", "-n", switch, "link", "add", "switch", "type", "bridge")
-        _run("ip", "-n", switch, "link", "set", "switch", "up")
-        for each, host in enumerate(hosts):
-            _connect(host, switch, f"port{each}", megabytes_per_s)
+        for name in (switch, far_switch):
+            _run("ip", "-n", name, "link", "add", "switch", "type", "bridge")
+            _run("ip", "-n", name, "link", "set", "switch", "up")
+        for each, (host, line) in enumerate(zip(hosts, [*lines, *site], strict=True)):
+            _connect(host.name, switch if each < len(lines) else far_switch, f"port{each}", line)
+            _run("ip", "-n", host.name, "addr", "add", f"{host.address}/24", "dev", "line")
+        if site:
+            _connect(far_switch, switch, "site", site_line)
+            _run("ip", "-n", far_switch, "link", "set", "line", "master", "switch")
         yield hosts
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
-def _connect(host: Host, switch: str, port: str, megabytes_per_s: float | None) -> None:
-    line = ["link", "add", "line", "netns", host.name, "type", "veth"]
+def _connect(name: str, switch: str, port: str, megabytes_per_s: float | None) -> None:
+    line = ["link", "add", "line", "netns", name, "type", "veth"]
     _run("ip", *line, "peer", "name", port, "netns", switch)
     _run("ip", "-n", switch, "link", "set", port, "master", "switch", "up")
-    _run("ip", "-n", host.name, "addr", "add", f"{host.address}/24", "dev", "line")
-    _run("ip", "-n", host.name, "link", "set", "line", "up")
+    _run("ip", "-n", name, "link", "set", "line", "up")
     if megabytes_per_s is None:
         return
     rate = f"{round(megabytes_per_s * 8e6)}bit"
-    for namespace, device in ((host.name, "line"), (switch, port)):
+    for namespace, device in ((name, "line"), (switch, port)):
         tbf = ["root", "tbf", "rate", rate, "burst", BURST, "latency", "100ms"]
         _run("tc", "-n", namespace, "qdisc", "add", "dev", device, *tbf)
 

@@ -26,6 +26,7 @@ from services.rollout.policy_loader import PolicyLoader
 from shared.devices.protocols import RolloutDevice, StagedVersion
 from shared.errors import Unavailable, UserError
 from shared.messages.contracts import Policy, PolicyPublished
+from shared.messages.records import HOME
 from shared.process.settings import ServiceSettings
 from shared.process.worker import Worker, WorkerContext
 from shared.run.commits import CommitRecord, commit, record_digest
@@ -51,13 +52,18 @@ class Spread:
 
     hosts: int
     workers: int
-    seconds: list[float]
-    """Seconds from each version's announcement to the last worker that has adopted it."""
+    by_worker: list[list[float]]
+    """Seconds from each version's announcement until each worker has adopted it."""
     from_store: float
     """Bytes that workers have read from the store per version, in sizes of a version."""
     from_peers: float
     digested: float
     """Bytes that workers have digested per version, in sizes of a version."""
+
+    @property
+    def seconds(self) -> list[float]:
+        """Seconds from each version's announcement to the last worker that has adopted it."""
+        return [max(each) for each in self.by_worker]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +85,7 @@ def measure(
     """
     quiet_logs()
     with (
-        network(max(numbers) + 1, megabytes_per_s) as (store, *hosts),
+        network([megabytes_per_s] * (max(numbers) + 1)) as (store, *hosts),
         _brokers(store, folder) as settings,
     ):
         for number in numbers:
@@ -93,9 +99,33 @@ def measure(
             yield _measured(number, publisher, of_workers)
 
 
-def _of_worker(plan: Plan, host: Host, cache: Path, name: str, shares: bool) -> Plan:
-    at = (host.address, PORT) if shares else None
-    update = {"worker": f"rollout-{name}", "host_cache": str(cache.absolute()), "share_at": at}
+def measure_sites(
+    near: Sequence[float], far: Sequence[float], far_line: float,
+    *, size: int, versions: int, megabytes_per_s: float, folder: Path,
+) -> Spread:  # fmt: skip
+    """Measures a worker on each host with such a line, some of them in a far site. The store's line
+    has ``megabytes_per_s``. Raises UserError as `measure` does."""
+    quiet_logs()
+    with (
+        network([megabytes_per_s, *near], far, far_line) as (store, *hosts),
+        _brokers(store, folder) as settings,
+    ):
+        publisher = Plan(host=store, settings=settings, size=size, versions=versions)
+        sites = [HOME] * len(near) + ["far"] * len(far)
+        workers = [
+            _of_worker(publisher, host, folder / f"{each}", f"{each}", site=site)
+            for each, (host, site) in enumerate(zip(hosts, sites, strict=True))
+        ]
+        return _measured(len(hosts), publisher, workers)
+
+
+def _of_worker(
+    plan: Plan, host: Host, cache: Path, name: str, shares: bool = True, site: str = HOME
+) -> Plan:
+    update = {
+        "worker": f"rollout-{name}", "host_cache": str(cache.absolute()), "site": site,
+        "share_at": (host.address, PORT) if shares else None,
+    }  # fmt: skip
     return replace(plan, host=host, settings=plan.settings.model_copy(update=update))
 
 
@@ -135,7 +165,7 @@ def _measured(number: int, publisher: Plan, workers: Sequence[Plan]) -> Spread:
         for _ in range(publisher.versions):
             trainer.send("go")
             announced = _received(trainer)
-            seconds.append(max(_received(worker) for worker in started) - announced)
+            seconds.append([_received(worker) - announced for worker in started])
         for worker in started:
             counts.update(_received(worker))
     total = publisher.versions * publisher.size

@@ -161,6 +161,8 @@ def _settings(kind: "type[S]", given: "dict[str, Any]") -> "S":
     """Options that are not given leave the environment's values."""
     from pydantic import ValidationError
 
+    from shared.messages.records import TOKEN_PATTERN, TOKEN_WORDS
+
     try:
         values = {
             key: value
@@ -172,4 +174,6 @@ def _settings(kind: "type[S]", given: "dict[str, Any]") -> "S":
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
         fault = first["msg"][0].lower() + first["msg"][1:]
+        if first.get("ctx", {}).get("pattern") == TOKEN_PATTERN:
+            fault = f"{first['input']!r} is not a name; use {TOKEN_WORDS}"
         raise UserError(f"--{name} or DIGENRL_{name.upper()}: {fault}") from error

@@ -17,6 +17,10 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 """Number from zero that fits the 64 bits of the wire."""
 Token = Annotated[str, Field(pattern=TOKEN_PATTERN)]
 """A name that becomes part of subjects, keys and paths."""
+HOME = "home"
+"""Site of workers that name none."""
+Site = Annotated[Token, Field(exclude_if=lambda site: site == HOME)]
+"""Name of the hosts that have a fast network among them."""
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -11,9 +11,11 @@ from shared.errors import OutOfMemory
 from shared.limits import MAX_SHORTAGE_TEXT
 from shared.messages.fluid import Checksum, Update
 from shared.messages.records import (
+    HOME,
     Count,
     Record,
     Seconds,
+    Site,
     Text,
     Token,
     is_empty,
@@ -119,6 +121,7 @@ class WorkerStatus(Record):
     loan: DeviceLoan | None = None
     host: Text = ""
     """Name of the machine."""
+    site: Site = HOME
     url: Text = ""
     """Address of its probes and metrics, such as http://10.0.0.3:8000; empty if it serves none."""
     note: Text = ""

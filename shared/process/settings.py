@@ -24,7 +24,7 @@ from pydantic_settings import (
 
 from shared.bus.bus import Bus
 from shared.errors import UserError
-from shared.messages.records import Token
+from shared.messages.records import HOME, Token
 from shared.models.memory import Residence
 from shared.process.http_access import Access, TokenFile
 from shared.process.service import Listener, Tls, listen
@@ -227,6 +227,8 @@ class ServiceSettings(Endpoints, HttpSettings):
     empty: nothing is traced."""
     otlp_share: float = Field(default=1.0, ge=0, le=1)
     """Share of the groups that are traced; the scheduler's decides."""
+    site: Token = HOME
+    """Hosts of one name have a fast network among them, and share the line to other sites."""
     share_at: Annotated[tuple[str, int] | None, NoDecode, BeforeValidator(_host_and_port)] = None
     """Host and port, `10.0.0.5:7800`, at which other hosts read what this one's cache holds; None:
     it passes nothing on, and reads from the store alone."""
@@ -251,6 +253,7 @@ class ServiceSettings(Endpoints, HttpSettings):
             is_chosen=chosen,
             limit=int(self.host_cache_gib * 2**30),
             share_at=self.share_at,
+            site=self.site,
         )
 
     def connect_bus(self) -> AbstractAsyncContextManager[Bus]:

@@ -16,6 +16,7 @@ import structlog
 from shared.bus.bus import Bus
 from shared.errors import Unavailable, UserError
 from shared.limits import STATUS_S, WORKER_RETRY_S
+from shared.messages.records import HOME
 from shared.messages.workers import (
     Activity,
     Device,
@@ -65,6 +66,7 @@ class Worker:
     device: Device = field(default_factory=Device)
     address: str = ""
     host: str = field(default_factory=socket.gethostname)
+    site: str = HOME
     url: str = ""
     """Address of its probes, once they are served."""
     policy_version: int | None = None
@@ -213,6 +215,7 @@ class Worker:
             sent=_transferred(self.traffic.up),
             received=_transferred(self.traffic.down),
             host=self.host,
+            site=self.site,
             url=self.url,
             versions=dict(versions()),
             note=self.progress.hangs(WARNING_SHARE) or self._says or self._lack or self.remark,

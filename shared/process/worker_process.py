@@ -75,7 +75,8 @@ class WorkerProcess:
     @asynccontextmanager
     async def connect(self, idle: Activity, device: Device) -> AsyncIterator[WorkerContext]:
         """Connects to the bus. ``idle``: what this worker waits for when it is not busy."""
-        worker = Worker(self.service, self.settings.worker, idle, device=device, url=self.url)
+        name, site = self.settings.worker, self.settings.site
+        worker = Worker(self.service, name, idle, device=device, url=self.url, site=site)
         slot = self.recipe.schedule.slot_deadline_s
         worker.progress.hard_s = self.settings.hang_s
         worker.progress.slot_s = None if slot == "auto" else 2 * slot

@@ -38,13 +38,13 @@ deletes unneeded weights, checkpoints and batches."""
 _VERSIONS = "dg:wv:*"
 _PEERS = "dg:peers:*"
 _ANYBODY = "-@all +hello +auth +ping +client|setinfo +client|setname +quit"
+_LISTS = "+rpush +lrange +zadd +zscore +zrevrange +expire +multi +exec +discard"
 
 REDIS: dict[Role, str] = {
     "scheduler": f"~{_VERSIONS} {_ANYBODY} +get +set +del +scan +watch +unwatch +multi +exec "
     "+discard",
-    "rollout": f"%R~{_VERSIONS} ~{_PEERS} {_ANYBODY} +get +rpush +lrange +expire +multi +exec "
-    "+discard",
-    "trainer": f"~{_PEERS} {_ANYBODY} +rpush +lrange +expire +multi +exec +discard",
+    "rollout": f"%R~{_VERSIONS} ~{_PEERS} {_ANYBODY} +get {_LISTS}",
+    "trainer": f"~{_PEERS} {_ANYBODY} {_LISTS}",
     **dict.fromkeys(("encoder", "reward", "client"), _ANYBODY),
 }
 """Keys and commands of a role, in Redis's ACL syntax: only the scheduler writes the index of

@@ -9,6 +9,8 @@ Content = bytes | memoryview
 """Bytes to store: the memory of a view must not change during the call."""
 CHUNK = 1 << 20
 """Bytes of an object that are read at a time where it is read in parts."""
+PIECE = 1 << 16
+"""Bytes that are read at a time over a slow line, so that others can have them soon."""
 
 
 class StoredObject(NamedTuple):

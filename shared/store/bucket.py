@@ -12,6 +12,7 @@ import contextlib
 import os
 import ssl
 import tempfile
+import time
 from collections.abc import AsyncGenerator, Awaitable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -35,11 +36,12 @@ from shared.limits import (
     MAX_RETRY_TIME,
     MAX_SILENCE,
     MAX_STORE_ATTEMPTS,
+    MAX_STREAM_DELAY_S,
     STORE_CONNECT_TIMEOUT,
 )
 from shared.messages.contracts import ObjectRef
 from shared.proxies import go_direct
-from shared.store.backend import CHUNK, Content, StoredObject
+from shared.store.backend import CHUNK, PIECE, Content, StoredObject
 from shared.store.settings import StoreSettings
 
 PART = 5 * 1024 * 1024
@@ -114,8 +116,14 @@ class BucketBackend:
                 )
             except (NotFoundError, FileNotFoundError) as error:
                 raise IntegrityError(f"{key} is not in the store") from error
-            async for chunk in result.stream(min_chunk_size=CHUNK):
-                yield bytes(chunk)
+            pieces, began = list[bytes](), time.monotonic()
+            async for piece in result.stream(min_chunk_size=PIECE):
+                pieces.append(piece)
+                if len(pieces) >= CHUNK // PIECE or time.monotonic() - began >= MAX_STREAM_DELAY_S:
+                    yield b"".join(pieces)
+                    pieces, began = [], time.monotonic()
+            if pieces:
+                yield b"".join(pieces)
 
     async def size(self, key: str) -> int | None:
         with _as_unavailable(), contextlib.suppress(NotFoundError, FileNotFoundError):

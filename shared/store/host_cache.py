@@ -24,7 +24,7 @@ from typing import NamedTuple
 import structlog
 
 from shared.errors import IntegrityError, UserError
-from shared.limits import LOCK_POLL_S, MAX_FETCHES, MAX_PEERS, MIN_WAITS_PER_POLL
+from shared.limits import LOCK_POLL_S, MAX_FETCHES, MIN_WAITS_PER_POLL
 from shared.messages.contracts import ObjectRef
 from shared.store.cache_folder import CacheFolder, ReceivedObject
 from shared.store.objects import ObjectStore
@@ -120,19 +120,33 @@ class HostCache:
     async def _fill(self, ref: ObjectRef, store: ObjectStore) -> None:
         """Receive it from other hosts, as far as they have it, and the rest from the store; if that
         makes up something else, all of it from the store."""
-        from_store = FetchSource("store", partial(store.stream, ref))
         with self._receiving(ref) as (attempt, part):
             # The part is there already: once this host is listed, others ask for it.
-            peers = [] if self.relay is None else await self.relay.join(ref, attempt)
-            sources = [FetchSource("peer", partial(peer.chunks, ref)) for peer in peers[:MAX_PEERS]]
+            sources = await self._sources(ref, attempt, store)
             try:
-                return await self._receive(ref, part, [*sources, from_store])
+                return await self._receive(ref, part, sources)
             except IntegrityError as error:
-                if not sources:
+                if len(sources) == 1:
                     raise
                 log.warning("peer_wrong", error=str(error), hint="read from the store instead")
         with self._receiving(ref) as (_, part):
-            await self._receive(ref, part, [from_store])
+            await self._receive(ref, part, sources[-1:])
+
+    async def _sources(self, ref: ObjectRef, attempt: str, store: ObjectStore) -> list[FetchSource]:
+        """Return the other hosts that this one may read from, and the store."""
+        relay = self.relay
+        if relay is None:
+            return [FetchSource("store", partial(store.stream, ref))]
+
+        async def measured(first: int) -> AsyncGenerator[bytes]:
+            async with aclosing(relay.store_reads.counted(store.stream(ref, first))) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            await relay.note_rate()
+
+        peers = await relay.join(ref, attempt, store.traffic.up.rate)
+        read = (partial(peer.chunks, ref, min_rate=relay.min_rate) for peer in peers)
+        return [*(FetchSource("peer", each) for each in read), FetchSource("store", measured)]
 
     @contextmanager
     def _receiving(self, ref: ObjectRef) -> Iterator[tuple[str, ReceivedObject]]:
@@ -143,7 +157,7 @@ class HostCache:
     async def _receive(
         self, ref: ObjectRef, part: ReceivedObject, sources: list[FetchSource]
     ) -> None:
-        """Write what the sources give, each from where the one before has failed, and give it its
+        """Write what the sources give, each from where the one before has ended, and give it its
         name.
 
         Raises:
@@ -202,7 +216,9 @@ async def host_cache(
             from shared.store.peers import peer_list  # Redis' client
 
             peers = await stack.enter_async_context(peer_list(redis_url, run, ca))
-            relay = await stack.enter_async_context(Relay(folder, settings.share_at, peers))
+            relay = await stack.enter_async_context(
+                Relay(folder, settings.share_at, peers, settings.site)
+            )
         cache = HostCache(folder, settings.limit, relay)
         stack.push_async_callback(cache.stop)
         yield cache

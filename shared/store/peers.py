@@ -1,4 +1,5 @@
-"""Which hosts have an object, or are receiving it: a list for each, in Redis, for an hour.
+"""Which hosts have an object, or are receiving it: a list for each, in Redis, for an hour. And how
+fast each host of a site reads from the store.
 
 Redis only names the hosts to try: without a useful response, objects come from the store.
 """
@@ -13,10 +14,10 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from shared.store.redis_client import open_redis
-from shared.store.relay import Peer
+from shared.store.relay import Peer, StoreRates
 
 PEER_LIFETIME_S = 3600
-MAX_ENTRIES = 64
+MAX_ENTRIES = 256
 """Entries of one list that are looked at, the last ones."""
 
 log = structlog.get_logger()
@@ -41,6 +42,20 @@ class RedisPeers:
             log.warning("peers_unavailable", error=str(error), hint="read from the store instead")
             return []
         return [peer for entry in entries[-2::-1] if (peer := _decoded(entry)) is not None]
+
+    async def store_rates(self, site: str, host: str, measured: float | None) -> StoreRates:
+        key = f"dg:peers:{self.run}:site:{site}"
+        try:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                if measured is not None:
+                    pipe.zadd(key, {host: measured})
+                pipe.zscore(key, host)
+                pipe.zrevrange(key, 0, 0, withscores=True)
+                pipe.expire(key, PEER_LIFETIME_S)
+                *_, own, best, _ = await pipe.execute()
+        except (RedisError, OSError):
+            return StoreRates(measured, None)
+        return StoreRates(own, best[0][1] if best else None)
 
 
 def _decoded(entry: bytes) -> Peer | None:

@@ -1,9 +1,11 @@
 """A host passes on what it has of an object, while it still receives it.
 
 Hosts that want an object enter a list for it, in the order in which they come (`peers`). The first
-reads from the store, and each other one from the one before it, so that the store sends an object
-once, and the last host has it hardly later than the first. A host that gives nothing, or something
-else, costs no more than a read from the store: who receives takes the digest of the whole.
+of a site reads from the store, and each other one from the one before it, so that the store sends
+an object to a site once, and the last host has it hardly later than the first. A host of another
+site is a source only if its line is known to be at least as fast as the store. A source that is
+half as fast as the store is left after a second. A host that gives nothing, or something else,
+costs no more than a read from the store: who receives takes the digest of the whole.
 
 One process of a host answers for all of it, from the files of its cache; which one does not matter.
 The request is one line, the response is one line, and the bytes follow:
@@ -22,23 +24,27 @@ import asyncio
 import contextlib
 import errno
 import hmac
+import math
 import os
 import socket
 import struct
 import threading
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Annotated, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 import structlog
 from pydantic import Field, ValidationError
 
 from shared.errors import UserError
+from shared.limits import MAX_PEERS
 from shared.messages.contracts import ObjectRef
-from shared.messages.records import Count, Digest, Record
+from shared.messages.records import HOME, Count, Digest, Record, Token
+from shared.store.backend import PIECE
 from shared.store.cache_folder import CacheFolder
+from shared.store.traffic import Meter
 
 CHUNK = 1 << 19
 """Bytes that are received at a time: what a host is behind the one before it."""
@@ -46,8 +52,16 @@ MAX_SEND_BYTES = 1 << 22
 """Bytes that one call sends at most."""
 MAX_LINE = 1024
 CONNECT_S = 3.0
+RECEIVE_S = 0.25
+"""Longest time for a chunk: what has come by then is passed on."""
 RESPONSE_TIMEOUT_S = 10.0
-"""Longest time for one chunk, and for a question."""
+"""Longest time for a question, and for sending a chunk."""
+MIN_RATE_S, MIN_RATE_BYTES = 1.0, 2 * PIECE
+"""A source has to show its rate within this time, or on a very slow line within these bytes."""
+MIN_RATE_SHARE = 0.5
+"""Least rate of a source, in rates of the store."""
+STARTING = 0.5
+"""Share of it that is enough for a source whose line starts, or whose rate may have changed."""
 GROWTH_CHECK_S = 0.005
 """Seconds between two looks whether more of an object has come."""
 STALL_CHECK_S = 0.25
@@ -56,6 +70,8 @@ READERS = 16
 """Hosts that are answered at a time."""
 RESPONSE_OK, RESPONSE_NO = b"ok\n", b"no\n"
 
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""Bytes per second."""
 PeerHost = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,255}$")]
 RelayToken = Annotated[str, Field(pattern=r"^[0-9a-f]{16,64}$")]
 
@@ -63,7 +79,7 @@ log = structlog.get_logger()
 
 
 class PeerFailed(Exception):
-    """Another host does not deliver a requested object."""
+    """Another host does not deliver a requested object, or too slowly."""
 
 
 class RelayRequest(Record):
@@ -76,6 +92,31 @@ class RelayRequest(Record):
     """Bytes that the reader has already."""
 
 
+@dataclass(slots=True)
+class Pace:
+    """Counts what a source gives, from its first byte on, and in how much time."""
+
+    num_bytes: int = 0
+    seconds: float = 0.0
+    share: float = STARTING
+    """Of the least rate that it needs."""
+
+    def add(self, num_bytes: int, seconds: float) -> bool:
+        """Return whether the rate is to be checked."""
+        self.seconds = self.seconds + seconds if self.num_bytes or not num_bytes else 0.0
+        self.num_bytes += num_bytes
+        return self.seconds >= MIN_RATE_S
+
+    def check(self, min_rate: float) -> None:
+        """Raises PeerFailed if the source was too slow."""
+        needed = min_rate * self.seconds * self.share
+        if needed < MIN_RATE_BYTES and self.seconds < RESPONSE_TIMEOUT_S:
+            return
+        if self.num_bytes <= needed:
+            raise PeerFailed(f"{self.num_bytes} bytes in {self.seconds:.1f} s are too few")
+        self.num_bytes, self.seconds, self.share = 0, 0.0, 1.0
+
+
 class Peer(Record):
     """A host that has an object, or is receiving it."""
 
@@ -84,12 +125,25 @@ class Peer(Record):
     token: RelayToken
     """Secret of readers."""
     attempt: RelayToken
+    site: Token
+    receives: Rate | None
+    """Measured rate at which the host reads from the store; None: nothing was measured."""
+    sends: Rate | None
+    """Measured rate at which it stores."""
 
-    async def chunks(self, ref: ObjectRef, first: int) -> AsyncGenerator[bytes]:
+    def is_source(self, site: str, store_rate: float | None) -> bool:
+        """Return whether a host of ``site`` may read from this one instead of the store."""
+        if self.site == site:
+            return (self.receives or math.inf) >= STARTING * MIN_RATE_SHARE * (store_rate or 0.0)
+        return min(self.receives or 0.0, self.sends or 0.0) >= (store_rate or math.inf)
+
+    async def chunks(
+        self, ref: ObjectRef, first: int, min_rate: Callable[[], Awaitable[float]]
+    ) -> AsyncGenerator[bytes]:
         """Yield the object's bytes from ``first`` on, as far as the host has them.
 
         Raises:
-            PeerFailed: if it gives none, or no more.
+            PeerFailed: if it gives none, or no more, or in a second no more than ``min_rate``.
         """
         question = RelayRequest(
             token=self.token, sha256=ref.sha256, size=ref.size, attempt=self.attempt, first=first
@@ -99,18 +153,20 @@ class Peer(Record):
             async with asyncio.timeout(CONNECT_S):
                 line = await _connected(self.host, self.port)
             async with asyncio.timeout(RESPONSE_TIMEOUT_S):
-                await _ask(line, question, f"{self.host}:{self.port}")
-            _wait_in_the_kernel(line, socket.SO_RCVTIMEO)
+                await _ask(line, question)
+            _wait_in_the_kernel(line, socket.SO_RCVTIMEO, RECEIVE_S)
+            pace = Pace()
             while first < ref.size:
-                wanted = min(CHUNK, ref.size - first)
-                reading = threads.submit(line.recv, wanted, socket.MSG_WAITALL)
+                began = time.monotonic()
+                reading = threads.submit(_received, line, min(CHUNK, ref.size - first))
                 chunk = await asyncio.wrap_future(reading)
+                is_due = pace.add(len(chunk), time.monotonic() - began)
                 first += len(chunk)
                 if chunk:
                     yield chunk
-                if len(chunk) < wanted:
-                    raise EOFError(f"no more than {first} bytes")
-        except (OSError, TimeoutError, EOFError, ValueError) as error:
+                if is_due and first < ref.size:
+                    pace.check(await min_rate())
+        except (OSError, TimeoutError, EOFError, ValueError, PeerFailed) as error:
             raise PeerFailed(f"{self.host}:{self.port}: {error!r}") from error
         finally:
             if line is not None:
@@ -141,7 +197,7 @@ async def _connected(host: str, port: int) -> socket.socket:
     raise refusal
 
 
-async def _ask(line: socket.socket, question: RelayRequest, whom: str) -> None:
+async def _ask(line: socket.socket, question: RelayRequest) -> None:
     """Raise PeerFailed unless the answer is yes."""
     loop, answer = asyncio.get_running_loop(), b""
     await loop.sock_sendall(line, question.model_dump_json().encode() + b"\n")
@@ -151,13 +207,26 @@ async def _ask(line: socket.socket, question: RelayRequest, whom: str) -> None:
             break
         answer += more
     if answer != RESPONSE_OK:
-        raise PeerFailed(f"{whom} does not have it")
+        raise PeerFailed("it does not have it")
 
 
-def _wait_in_the_kernel(line: socket.socket, which: int) -> None:
-    """Have calls in a thread wait, `RESPONSE_TIMEOUT_S` at most."""
+def _wait_in_the_kernel(line: socket.socket, which: int, seconds: float) -> None:
+    """Have calls in a thread wait, so many seconds at most."""
     line.setblocking(True)
-    line.setsockopt(socket.SOL_SOCKET, which, struct.pack("ll", int(RESPONSE_TIMEOUT_S), 0))
+    limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    line.setsockopt(socket.SOL_SOCKET, which, limit)
+
+
+def _received(line: socket.socket, number: int) -> bytes:
+    """Return what has come once so many bytes have, or `RECEIVE_S` have passed; raise EOFError if
+    no more will."""
+    try:
+        chunk = line.recv(number, socket.MSG_WAITALL)
+    except BlockingIOError:
+        return b""
+    if not chunk:
+        raise EOFError("it gives no more")
+    return chunk
 
 
 def _hang_up(line: socket.socket, reading: "Future[bytes] | None") -> None:
@@ -170,9 +239,25 @@ def _hang_up(line: socket.socket, reading: "Future[bytes] | None") -> None:
     reading.add_done_callback(lambda _: line.close())
 
 
+class StoreRates(NamedTuple):
+    """Rates at which the store was read."""
+
+    own: float | None
+    """By this host; None: by none of its processes."""
+    best: float | None
+    """By the fastest host of its site."""
+
+    @property
+    def known(self) -> float | None:
+        return self.best if self.own is None else self.own
+
+
 class PeerList(Protocol):
     async def enter(self, sha256: str, me: Peer) -> list[Peer]:
         """Enter the object's list, and return who has entered it before, the last one first."""
+
+    async def store_rates(self, site: str, host: str, measured: float | None) -> StoreRates:
+        """Note the rate that a process of a host has measured, and return the known rates."""
 
 
 @dataclass(slots=True)
@@ -183,6 +268,9 @@ class Relay:
     at: tuple[str, int]
     """Host and port at which other hosts reach this one."""
     peers: PeerList
+    site: str = HOME
+    store_reads: Meter = field(default_factory=Meter)
+    """Reads of this process from the store of what other hosts do not give."""
     _server: asyncio.Server | None = None
     _answering: "set[asyncio.Task[None]]" = field(default_factory=set)
     _stopping: threading.Event = field(default_factory=threading.Event)
@@ -207,14 +295,32 @@ class Relay:
             task.cancel()
         await asyncio.gather(*self._answering, return_exceptions=True)
 
-    async def join(self, ref: ObjectRef, attempt: str) -> list[Peer]:
-        """Announce that this host is about to receive an object; return the hosts that it may
-        receive it from."""
+    async def join(self, ref: ObjectRef, attempt: str, sends: float | None) -> list[Peer]:
+        """Announce that this host is about to receive an object, and the rate at which it stores;
+        return the hosts that it may receive it from, those of its site first."""
         await self._listen()  # whoever did may have died
-        host, port = self.at
-        me = Peer(host=host, port=port, token=self.folder.secret(), attempt=attempt)
-        peers = await self.peers.enter(ref.sha256, me)
-        return [peer for peer in peers if (peer.host, peer.port) != self.at]
+        (host, port), rates = self.at, await self._store_rates()
+        me = Peer(
+            host=host, port=port, token=self.folder.secret(), attempt=attempt, site=self.site,
+            receives=rates.own, sends=sends,
+        )  # fmt: skip
+        usable = [
+            each for each in await self.peers.enter(ref.sha256, me)
+            if (each.host, each.port) != self.at and each.is_source(self.site, rates.known)
+        ]  # fmt: skip
+        return sorted(usable, key=lambda each: each.site != self.site)[:MAX_PEERS]
+
+    async def min_rate(self) -> float:
+        """Return the least rate of a source; 0 if the store's is not known."""
+        return MIN_RATE_SHARE * ((await self._store_rates()).known or 0.0)
+
+    async def note_rate(self) -> None:
+        """Have other hosts of the site know at which rate this one reads from the store."""
+        await self._store_rates()
+
+    async def _store_rates(self) -> StoreRates:
+        host = ":".join(map(str, self.at))
+        return await self.peers.store_rates(self.site, host, self.store_reads.rate)
 
     async def _listen(self) -> None:
         if self._server is not None:
@@ -262,7 +368,7 @@ class Relay:
         """Send the present part of an object, and continue as more arrives, until it is whole or
         its own transfer has ended. Closes both."""
         with line, os.fdopen(descriptor, "rb"):
-            _wait_in_the_kernel(line, socket.SO_SNDTIMEO)
+            _wait_in_the_kernel(line, socket.SO_SNDTIMEO, RESPONSE_TIMEOUT_S)
             line.sendall(RESPONSE_OK)
             at, grew = request.first, time.monotonic()
             while at < request.size and not self._stopping.is_set():

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from shared.messages.records import HOME
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
@@ -31,3 +33,4 @@ class CacheSettings:
     """Most bytes in it."""
     share_at: tuple[str, int] | None = None
     """Host and port at which other hosts find what it holds."""
+    site: str = HOME

@@ -4,12 +4,15 @@ Seconds in which several objects are under way count once, so that bytes per sec
 """
 
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 
 MIN_BYTES, MIN_SECONDS = 1 << 20, 1.0
 """A smaller and faster transfer measures the round trip, not the line."""
+NUM_NEWEST = 16
+"""Transfers, each of this size or time, that the present rate is taken of."""
 
 
 @dataclass(slots=True)
@@ -22,6 +25,13 @@ class Meter:
     _new_seconds: float = 0.0
     _num_open: int = 0
     _noted_at: float = 0.0
+    _newest: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=NUM_NEWEST))
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes per second of the newest transfers; None before the first."""
+        num_bytes, seconds = (sum(each) for each in zip((0, 0.0), *self._newest, strict=True))
+        return num_bytes / seconds if seconds else None
 
     @contextmanager
     def transfer(self, size: int) -> Iterator[None]:
@@ -47,15 +57,19 @@ class Meter:
                     chunk = await anext(chunks, b"")
                 if not chunk:
                     return
-                self._new_bytes += len(chunk)
+                self._add(len(chunk))
                 yield chunk
 
     def _end(self, size: int) -> None:
         self._note(-1)
+        self._add(size)
+
+    def _add(self, size: int) -> None:
         self._new_bytes += size
         if self._new_bytes and (self._new_bytes >= MIN_BYTES or self._new_seconds >= MIN_SECONDS):
             self.num_bytes += self._new_bytes
             self.seconds += self._new_seconds
+            self._newest.append((self._new_bytes, self._new_seconds))
             self._new_bytes, self._new_seconds = 0, 0.0
 
     def _note(self, change: int) -> None:

@@ -6,7 +6,7 @@ from statistics import median
 import pytest
 
 from bench.spread.network import why_not
-from bench.spread.run import measure
+from bench.spread.run import measure, measure_sites
 
 
 @pytest.mark.slow
@@ -24,3 +24,40 @@ def test_eight_hosts_have_a_version_within_half_again_the_time_of_one(tmp_path: 
     assert eight.from_peers == pytest.approx(7, abs=0.01)
     assert eight.digested == pytest.approx(8, abs=0.01)
     assert median(eight.seconds) <= 1.5 * median(one.seconds)
+
+
+@pytest.mark.slow
+@pytest.mark.clock
+@pytest.mark.broker
+def test_a_site_fetches_a_version_once_and_near_hosts_take_as_long_as_without_it(
+    tmp_path: Path,
+) -> None:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    alone, together = (
+        measure_sites(
+            [50.0] * 4, [50.0] * far, 1.25, size=4_000_000, versions=20, megabytes_per_s=50,
+            folder=tmp_path / str(far),
+        )
+        for far in (0, 4)
+    )  # fmt: skip
+    near = median(max(seconds) for seconds in alone.by_worker)
+    assert all(max(seconds[:4]) <= 1.5 * max(near, 0.3) for seconds in together.by_worker)
+    assert together.from_store == pytest.approx(2, abs=0.06)
+
+
+@pytest.mark.slow
+@pytest.mark.clock
+@pytest.mark.broker
+def test_a_slow_host_that_names_no_site_delays_near_hosts_by_no_more_than_the_first_version(
+    tmp_path: Path,
+) -> None:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    found = measure_sites(
+        [50.0] * 4 + [1.25], [], 1.25, size=10_000_000, versions=6, megabytes_per_s=50,
+        folder=tmp_path,
+    )  # fmt: skip
+    assert all(max(seconds[:4]) < 2 < seconds[4] for seconds in found.by_worker[1:])

@@ -109,7 +109,7 @@ class WorkerView(View):
 
     model_config = example(
         worker="rollout-0", address="rollout-0-1f3a5c7e", service="rollout", host="node7",
-        url="http://10.0.0.7:8000", device="NVIDIA H100 80GB HBM3", gpu="0",
+        site="home", url="http://10.0.0.7:8000", device="NVIDIA H100 80GB HBM3", gpu="0",
         memory_bytes=85_000_000_000, activity="generating", use="generating", policy_version=12,
         note="", num_done=96, busy_seconds=310.2, num_quarantined=0, refused=None, drain="no",
         lent=False, loan_number=None,
@@ -126,6 +126,8 @@ class WorkerView(View):
     """Service that the worker provides."""
     host: str
     """Name of the machine that it runs on."""
+    site: str
+    """Name of its host's site."""
     url: str
     """URL of its probes and metrics; empty if not reported."""
     device: str

@@ -159,6 +159,7 @@ def _worker_view(
     worker = scheduler.state.workers.get(status.address)
     return WorkerView(
         **status.model_dump(include=STATUS_FIELDS),
+        site=status.site,
         use=device_uses.get(status.worker),
         versions=status.versions,
         device=status.device.kind,

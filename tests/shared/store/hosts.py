@@ -11,7 +11,7 @@ from prometheus_client import Counter
 from shared.store.cache_folder import CacheFolder
 from shared.store.folder import FolderBackend
 from shared.store.host_cache import HostCache
-from shared.store.relay import Peer, Relay
+from shared.store.relay import Peer, Relay, StoreRates
 
 LIMIT = 1 << 30
 
@@ -62,11 +62,18 @@ class Listed:
     """Implements `PeerList` for hosts of one test."""
 
     entered: dict[str, list[Peer]] = field(default_factory=dict)
+    rates: dict[str, dict[str, float]] = field(default_factory=dict)
 
     async def enter(self, sha256: str, me: Peer) -> list[Peer]:
         before = self.entered.setdefault(sha256, [])
         before.append(me)
         return before[-2::-1]
+
+    async def store_rates(self, site: str, host: str, measured: float | None) -> StoreRates:
+        rates = self.rates.setdefault(site, {})
+        if measured is not None:
+            rates[host] = measured
+        return StoreRates(rates.get(host), max(rates.values(), default=None))
 
 
 @dataclass

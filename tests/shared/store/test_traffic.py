@@ -74,3 +74,13 @@ async def test_a_stream_counts_only_the_time_in_which_chunks_are_awaited(clock: 
     async for _ in meter.counted(chunks()):
         clock.now += 5.0
     assert (meter.num_bytes, meter.seconds) == (4 * MIN_BYTES, 4.0)
+
+
+def test_the_rate_is_that_of_the_newest_transfers(clock: Clock) -> None:
+    meter = Meter()
+    assert meter.rate is None
+    for seconds in (1.0, 4.0):
+        for _ in range(traffic.NUM_NEWEST):
+            with meter.transfer(MIN_BYTES):
+                clock.now += seconds
+        assert meter.rate == MIN_BYTES / seconds
