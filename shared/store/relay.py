@@ -99,7 +99,7 @@ class Pace:
     num_bytes: int = 0
     seconds: float = 0.0
     share: float = STARTING
-    """Of the least rate that it needs."""
+    """Needed share of the least rate."""
 
     def add(self, num_bytes: int, seconds: float) -> bool:
         """Return whether the rate is to be checked."""
@@ -211,15 +211,15 @@ async def _ask(line: socket.socket, question: RelayRequest) -> None:
 
 
 def _wait_in_the_kernel(line: socket.socket, which: int, seconds: float) -> None:
-    """Have calls in a thread wait, so many seconds at most."""
+    """Limit the seconds for which a call in a thread waits."""
     line.setblocking(True)
     limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
     line.setsockopt(socket.SOL_SOCKET, which, limit)
 
 
 def _received(line: socket.socket, number: int) -> bytes:
-    """Return what has come once so many bytes have, or `RECEIVE_S` have passed; raise EOFError if
-    no more will."""
+    """Return this number of bytes, or what has come after `RECEIVE_S`; raise EOFError at the end of
+    the stream."""
     try:
         chunk = line.recv(number, socket.MSG_WAITALL)
     except BlockingIOError:
@@ -243,7 +243,7 @@ class StoreRates(NamedTuple):
     """Rates at which the store was read."""
 
     own: float | None
-    """By this host; None: by none of its processes."""
+    """By this host; None: its processes have not read from the store."""
     best: float | None
     """By the fastest host of its site."""
 
@@ -297,7 +297,7 @@ class Relay:
 
     async def join(self, ref: ObjectRef, attempt: str, sends: float | None) -> list[Peer]:
         """Announce that this host is about to receive an object, and the rate at which it stores;
-        return the hosts that it may receive it from, those of its site first."""
+        return the hosts that it may receive it from, beginning with its own site."""
         await self._listen()  # whoever did may have died
         (host, port), rates = self.at, await self._store_rates()
         me = Peer(

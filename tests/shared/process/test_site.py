@@ -23,7 +23,7 @@ def test_a_worker_belongs_to_the_site_that_its_variable_names(
 def test_a_site_that_is_no_name_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("DIGENRL_RUN", "test")
     monkeypatch.setenv("DIGENRL_SITE", name)
-    with pytest.raises(UserError, match="DIGENRL_SITE: .* is not a name; use 1 to 64 letters"):
+    with pytest.raises(UserError, match=r"DIGENRL_SITE: .* is not a name; use 1 to 64 letters"):
         settings_from_options()
 
 
