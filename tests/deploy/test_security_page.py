@@ -95,7 +95,7 @@ def test_a_run_on_two_hosts_with_tls_can_be_typed_by_hand(here: Path) -> None:
         pytest.skip(reason)
     logs, data = dict[str, Path](), here / "data"
     data.mkdir()
-    with network(2, None) as (first, second), ExitStack() as running:
+    with network([None] * 2) as (first, second), ExitStack() as running:
         for number, typed in enumerate(block("TLS")):
             line = typed.replace("10.0.0.1", first.address)
             if line.startswith(FINISHES):

@@ -59,7 +59,7 @@ class Site:
 def hosts() -> Iterator[list[Host]]:
     if reason := why_not():
         pytest.skip(reason)
-    with network(2, None) as made:
+    with network([None] * 2) as made:
         yield made
 
 

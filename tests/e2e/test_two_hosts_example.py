@@ -65,7 +65,7 @@ def test_a_run_on_two_hosts_needs_one_command_on_each_and_leaves_a_run_like_any_
     monkeypatch.setenv("DIGENRL_MODELS", str(ROOT / "models"))
     first_log, second_log = tmp_path / "first.log", tmp_path / "second.log"
     with (
-        network(2, None) as (first, second),
+        network([None] * 2) as (first, second),
         running(first, leads(first, "small.toml"), tmp_path, first_log) as one,
     ):
         keys = tmp_path / "runs" / "two-hosts" / "keys"
@@ -97,7 +97,7 @@ def test_a_recipe_that_is_refused_ends_the_first_host_with_its_reason(tmp_path: 
     (tmp_path / "wrong.toml").write_text("[run]\nsteps = 0\n")
     log = tmp_path / "first.log"
     with (
-        network(1, None) as [first],
+        network([None] * 1) as [first],
         running(first, leads(first, "wrong.toml"), tmp_path, log) as one,
     ):
         assert ended(one, log) == 2
