@@ -8,7 +8,6 @@ import typer
 from typer.core import TyperGroup
 
 from digenrl.commands.adapter import adapter
-from digenrl.commands.brokers import brokers
 from digenrl.commands.check import check
 from digenrl.commands.dlq import dlq
 from digenrl.commands.doctor import doctor
@@ -49,7 +48,7 @@ EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 
 TASKS = {
-    "Run": ("up", "reproduce", "serve", "serve-scorer", "brokers", "host", "hosts"),
+    "Run": ("up", "reproduce", "serve", "serve-scorer", "host", "hosts"),
     "Look at runs": (
         "runs", "status", "watch", "view", "logs", "workers", "versions", "samples", "audit",
     ),
@@ -103,7 +102,6 @@ of_runs = (
     evaluate,
     gc,
     repair,
-    brokers,
     host,
 )
 now_and_before = (runs, workers, tag, versions, samples, audit)

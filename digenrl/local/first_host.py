@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from digenrl.local.brokers.embedded import Ports
 from digenrl.local.brokers.private_network import private_network
 from digenrl.local.processes.program import Program
 from digenrl.local.processes.supervisor import Supervisor
@@ -44,8 +43,7 @@ async def lead(first: FirstHost, keys: Path) -> AsyncIterator[Supervisor]:
         )
     data, run = keys.parent, first.recipe.run.name
     with lock_run(data.parent, data.name):
-        brokers = private_network(first.at, data, Ports(), [run], is_encrypted=True)
-        async with brokers as supervisor:
+        async with private_network(first.at, data, run) as supervisor:
             for program in (_page(first, data), _scheduler(first, data)):
                 await supervisor.start(program, wait=False)
             yield supervisor

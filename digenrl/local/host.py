@@ -196,8 +196,8 @@ def read_settings(keys: Path) -> None:
         text = (keys / SETTINGS).read_text()
     except OSError as error:
         raise UserError(
-            f"--keys: {keys / SETTINGS}: {error.strerror}; `digenrl brokers` and "
-            "`digenrl keys init` write it"
+            f"--keys: {keys / SETTINGS}: {error.strerror}; `digenrl host --at` "
+            "and `digenrl keys init` write it"
         ) from error
     for word in shlex.split(text):
         name, has_value, value = word.partition("=")

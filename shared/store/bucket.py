@@ -202,8 +202,8 @@ def _as_unavailable() -> Iterator[None]:
     except (PermissionDeniedError, UnauthenticatedError) as error:
         raise Unavailable(
             "the object store refuses these keys, or has not given them the right to do this "
-            "(DIGENRL_S3_ACCESS_KEY, DIGENRL_S3_SECRET_KEY; `--run` of `digenrl brokers` and "
-            f"`digenrl keys init` gives it for a run): {str(error)[:200]}"
+            "(DIGENRL_S3_ACCESS_KEY, DIGENRL_S3_SECRET_KEY; `--run` of `digenrl keys "
+            f"init` gives it for a run): {str(error)[:200]}"
         ) from error
     except (BaseError, FileNotFoundError) as error:  # nothing is found where there is no bucket
         raise Unavailable(

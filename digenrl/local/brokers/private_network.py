@@ -1,12 +1,10 @@
-"""Brokers for several hosts of a private network: `digenrl brokers`."""
+"""Brokers for the hosts of a private network."""
 
 import asyncio
 import contextlib
 import ipaddress
-import signal
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 from digenrl.api.offline_routes import run_view
 from digenrl.api.run_history import RunHistory
@@ -25,56 +23,31 @@ from shared.store import ObjectStore, open_store
 HOST_VARIABLES = ("DIGENRL_HOST_CACHE", "DIGENRL_STORE_FOLDER")
 
 
-async def run_brokers(
-    at: str, data: Path, ports: Ports, runs: Collection[str], *, is_encrypted: bool = False
-) -> None:
-    """Run the brokers until SIGINT or SIGTERM.
-
-    Raises:
-        UserError: as `private_network` does.
-        ChildFailed: if a broker keeps failing.
-    """
-    ended = asyncio.Event()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signum, ended.set)
-    async with private_network(at, data, ports, runs, is_encrypted=is_encrypted) as supervisor:
-        waits = asyncio.create_task(ended.wait())
-        awaited: set[asyncio.Future[Any]] = {waits, supervisor.failed}
-        done, _ = await asyncio.wait(awaited, return_when="FIRST_COMPLETED")
-        done.pop().result()
-
-
 @contextlib.asynccontextmanager
-async def private_network(
-    at: str, data: Path, ports: Ports, runs: Collection[str], *, is_encrypted: bool = False
-) -> AsyncIterator[Supervisor]:
-    """Run NATS, Valkey and SeaweedFS, with TLS on request, and yield their supervisor. Commands of
-    this host find the first of the runs in the folder, as one of `digenrl up`.
+async def private_network(at: str, data: Path, run: str) -> AsyncIterator[Supervisor]:
+    """Run NATS, Valkey and SeaweedFS, with TLS, and yield their supervisor. Commands of this host
+    find the run in the folder, as one of `digenrl up`.
 
     Raises:
         UserError: if ``at`` is no address of this machine that others can use.
     """
     _check(at)
-    data, run = _made(data), next(iter(runs))
+    data, ports = _made(data), Ports()
     keys = load_keys(data)
-    authority = authority_in(keys.folder / "ca") if is_encrypted else None
-    brokers = plan_brokers(data, keys, at=at, ports=ports, authority=authority, runs=runs)
+    authority = authority_in(keys.folder / "ca")
+    brokers = plan_brokers(data, keys, at=at, ports=ports, authority=authority, runs=[run])
     keys.write(brokers.secrets)
-    if authority is not None:
-        authority.certificate(keys.folder / "scheduler", [at])
+    authority.certificate(keys.folder / "scheduler", [at])
     load_tokens(data)
     supervisor = Supervisor(data / "logs", {})
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(supervisor.stop, [each.name for each in brokers.programs])
         await asyncio.gather(*(supervisor.start(program) for program in brokers.programs))
-        if authority is not None:
-            tls = authority.certificate(data / "tls", [at])
-            await stack.enter_async_context(tunnel(at, ports.redis, brokers.redis_inner, tls))
+        tls = authority.certificate(data / "tls", [at])
+        await stack.enter_async_context(tunnel(at, ports.redis, brokers.redis_inner, tls))
         stack.enter_context(noted_store(data, brokers.environment | brokers.secrets["client"]))
-        file = _write_settings(keys, brokers, run)
-        print(f"brokers answer at {at}; a host needs {file} and the folder of its role beside it")  # noqa: T201
-        ca = None if authority is None else authority.pem
-        store = open_store(Server(at, ports.s3, OWNER, keys.store, ca).settings)
+        _write_settings(keys, brokers, run)
+        store = open_store(Server(at, ports.s3, OWNER, keys.store, authority.pem).settings)
         noting = asyncio.create_task(_note_for_ever(data, store, run))
         try:
             yield supervisor
@@ -120,9 +93,9 @@ def _check(at: str) -> None:
         )
 
 
-def _write_settings(keys: Keys, brokers: Brokers, run: str) -> Path:
-    """Write what all hosts of the run share, without secrets. Return the file."""
+def _write_settings(keys: Keys, brokers: Brokers, run: str) -> None:
+    """Write what all hosts of the run share, without secrets."""
     shared = {
         name: value for name, value in brokers.environment.items() if name not in HOST_VARIABLES
     }
-    return keys.write_settings({**shared, "DIGENRL_RUN": run})
+    keys.write_settings({**shared, "DIGENRL_RUN": run})

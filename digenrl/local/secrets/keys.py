@@ -40,12 +40,10 @@ class Keys:
             for name, value in named.items():
                 write_secret(self.folder / role / name.lower(), value)
 
-    def write_settings(self, variables: Mapping[str, str]) -> Path:
-        """Write what all hosts of the run share, for a shell and `digenrl host`. Return the
-        file."""
+    def write_settings(self, variables: Mapping[str, str]) -> None:
+        """Write what all hosts of the run share, for a shell and `digenrl host`."""
         lines = (f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
         write_secret(self.folder / SETTINGS, "".join(lines))
-        return self.folder / SETTINGS
 
     def environment(self, role: Role) -> dict[str, str]:
         """Return the variable by which a service of this role finds its files."""
