@@ -90,20 +90,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # importing rich takes longer than everything else together
 )
 app.command("profile")(profile)
-of_runs = (
-    doctor,
-    status,
-    watch,
-    view,
-    logs,
-    report,
-    export,
-    follow,
-    evaluate,
-    gc,
-    repair,
-    host,
-)
+of_runs = (doctor, status, watch, view, logs, report, export, follow, evaluate, gc, repair, host)
 now_and_before = (runs, workers, tag, versions, samples, audit)
 own = (serve_scorer, rewards, families)
 for command in (*of_runs, *now_and_before, *own, push):
