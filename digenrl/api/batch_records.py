@@ -8,7 +8,6 @@ have previews.
 import asyncio
 import statistics
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from digenrl.api.models import (
     UnscoredGroup,
 )
 from digenrl.api.run_history import LOG_S, RunHistory
+from shared.caches import keep_newest
 from shared.errors import ContractError, DigenRLError, IntegrityError, UserError
 from shared.learning.prompts import PromptOrder
 from shared.messages.contracts import TrainGroup
@@ -59,8 +59,8 @@ class CommittedBatches:
     """Knows the groups and samples of a run's committed batches."""
 
     history: RunHistory
-    _records: OrderedDict[int, CommitRecord] = field(default_factory=OrderedDict)
-    _previews: OrderedDict[int, frozenset[str]] = field(default_factory=OrderedDict)
+    _records: dict[int, CommitRecord] = field(default_factory=dict)
+    _previews: dict[int, frozenset[str]] = field(default_factory=dict)
     """Keys of the previews of batches whose media are deleted."""
     _prompts: PromptOrder | None = None
     """None: not read yet, or this host does not have the file."""
@@ -180,9 +180,7 @@ class CommittedBatches:
         if record is None:
             record = await read_commit(self.history.store, self.history.run, batch + 1)
             if record is not None:
-                self._records[batch] = record
-                while len(self._records) > RECORDS:
-                    self._records.popitem(last=False)
+                keep_newest(self._records, batch, record, RECORDS)
         return record
 
     async def _left(self, record: CommitRecord) -> frozenset[str] | None:
@@ -194,9 +192,7 @@ class CommittedBatches:
             return None
         if batch not in self._previews:
             keys = await self.history.store.keys(previews_folder(self.history.run, batch))
-            self._previews[batch] = frozenset(keys)
-            while len(self._previews) > RECORDS:
-                self._previews.popitem(last=False)
+            keep_newest(self._previews, batch, frozenset(keys), RECORDS)
         return self._previews[batch]
 
     async def _preview(self, batch: int, group: TrainedGroup, sample: int) -> bytes | None:

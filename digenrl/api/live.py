@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ import httpx
 from fastapi import HTTPException, Response
 from pydantic import TypeAdapter
 
+from shared.caches import keep_newest
 from shared.errors import UserError
 from shared.process.settings import ClientSettings
 
@@ -40,7 +40,7 @@ class LiveRun:
     url: str
     """Address of the scheduler's API; empty for a run that is looked at after its end."""
     client: httpx.AsyncClient
-    _kept: OrderedDict[str, tuple[float, Response]] = field(default_factory=OrderedDict)
+    _kept: dict[str, tuple[float, Response]] = field(default_factory=dict)
     _asking: dict[str, "asyncio.Task[Response]"] = field(default_factory=dict)
     """Requests that have no answer yet."""
 
@@ -90,9 +90,7 @@ class LiveRun:
         try:
             answer = await self._ask("GET", path)
             if self._asking.get(path) is task:
-                self._kept[path] = time.monotonic(), answer
-                while len(self._kept) > MAX_KEPT_ANSWERS:
-                    self._kept.popitem(last=False)
+                keep_newest(self._kept, path, (time.monotonic(), answer), MAX_KEPT_ANSWERS)
             return answer
         finally:
             if self._asking.get(path) is task:

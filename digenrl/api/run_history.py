@@ -6,7 +6,6 @@ page is open.
 
 import asyncio
 import time
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from pydantic import ValidationError
@@ -15,6 +14,7 @@ from digenrl.evaluation.best import Best, comparable, find_best
 from digenrl.evaluation.records import EvaluationRecord
 from digenrl.reading.facts import USAGE_BATCHES, StepFacts
 from services.scheduler.shell.api_letters import Letters, RunProgress
+from shared.caches import keep_newest
 from shared.errors import ContractError
 from shared.messages.contracts import ObjectRef
 from shared.recipe.recipe import Recipe
@@ -49,7 +49,7 @@ class RunHistory:
     _chain: Chain | None = None
     _evaluated: dict[str, EvaluationRecord] = field(default_factory=dict)
     _media: dict[str, ObjectRef] = field(default_factory=dict)
-    _timelines: OrderedDict[int, Timeline] = field(default_factory=OrderedDict)
+    _timelines: dict[int, Timeline] = field(default_factory=dict)
     log: Log = field(init=False)
     _letters: Letters = field(default_factory=Letters)
     _looked: float = float("-inf")
@@ -159,9 +159,7 @@ class RunHistory:
             timeline = await asyncio.to_thread(Timeline.decode, data)
             if timeline is None:
                 return None
-            self._timelines[batch] = timeline
-            while len(self._timelines) > TIMELINES:
-                self._timelines.popitem(last=False)
+            keep_newest(self._timelines, batch, timeline, TIMELINES)
         return self._timelines[batch]
 
     async def letters(self) -> tuple[Letters, RunProgress]:

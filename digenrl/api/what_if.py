@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import re
 import sys
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from digenrl.api.models import PlanView
 from digenrl.api.run_history import RunHistory
 from digenrl.planning.child import MAX_DEVICES, PlanRequest
+from shared.caches import keep_newest
 from shared.process.http_api import errors
 from shared.process.linux import die_with_parent
 
@@ -68,7 +68,7 @@ class WhatIf:
     """Plans for a run's recipe, one plan at a time."""
 
     history: RunHistory
-    _kept: OrderedDict[PlanRequest, PlanView] = field(default_factory=OrderedDict)
+    _kept: dict[PlanRequest, PlanView] = field(default_factory=dict)
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
     _waiting: int = 0
 
@@ -86,13 +86,8 @@ class WhatIf:
         _check_size(arguments.get("hosts"), arguments.get("devices"))
         question = PlanRequest(recipe=self.history.recipe.model_dump_json(), **arguments)
         if question not in self._kept:
-            self._keep(question, await self._in_turn(question))
+            keep_newest(self._kept, question, await self._in_turn(question), MAX_KEPT_ANSWERS)
         return self._kept[question]
-
-    def _keep(self, question: PlanRequest, view: PlanView) -> None:
-        self._kept[question] = view
-        while len(self._kept) > MAX_KEPT_ANSWERS:
-            self._kept.popitem(last=False)
 
     async def _in_turn(self, question: PlanRequest) -> PlanView:
         if self._waiting > MAX_WAITING_PLANS:

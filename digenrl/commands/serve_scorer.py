@@ -65,7 +65,7 @@ def serve_scorer(
     health.is_ready()
     serving = serve(
         create_app(scorer, health),
-        _for_ever(),
+        asyncio.Event().wait(),
         listener=listener,
         access=access,
         allowed_hosts=http.allowed_hosts,
@@ -111,7 +111,3 @@ def _table(type: str, folder: Path | None, *, patience: float, groups: bool) -> 
             ) from error
         text = first["msg"].removeprefix("Value error, ")
         raise UserError(f"TYPE: {type}: {text}") from error
-
-
-async def _for_ever() -> None:
-    await asyncio.Event().wait()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shared.diffusion.generation import MEMORY_REMEDY
 from shared.diffusion.loading.device import RowsAtOnce, fits, own_device, release
+from shared.diffusion.loading.experts import take_rows
 from shared.diffusion.loading.models import Conditions, ModelAdapter, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy, sampling_plan
 from shared.diffusion.sampling.decoding import decoded
@@ -152,7 +153,7 @@ class Sampler:
             return self._at_once.run(
                 len(latents),
                 lambda some: self.model.velocity(
-                    latents[some], sigma[some], _some(rows, some), guidance=guidance
+                    latents[some], sigma[some], take_rows(rows, some), guidance=guidance
                 ),
             )
 
@@ -161,10 +162,6 @@ class Sampler:
 
 def _shapes(conditions: Conditions) -> list[tuple[str, torch.Size]]:
     return sorted((name, tensor.shape) for name, tensor in conditions.items())
-
-
-def _some(conditions: Conditions, rows: slice) -> Conditions:
-    return {name: tensor[rows] for name, tensor in conditions.items()}
 
 
 def noise_seed(seed: int, prompt: int, index: int) -> int:

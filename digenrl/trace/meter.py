@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from digenrl.trace.launches import is_launch
+from shared.diffusion.loading.ranks import local_shard
 
 aten = torch.ops.aten
 
@@ -90,7 +91,7 @@ class Meter(TorchDispatchMode):
         """Counts the weights of modules as nothing: they are resident."""
         for module in modules:
             for tensor in (*module.parameters(), *module.buffers()):
-                self._hold(_local(tensor).untyped_storage())
+                self._hold(local_shard(tensor).untyped_storage())
 
     @property
     def live(self) -> int:
@@ -217,7 +218,3 @@ def _has_real(values: Iterable[Any]) -> bool:
         if type(value) in TENSOR_TYPES or (type(value) in (list, tuple) and _has_real(value)):
             return True
     return False
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from shared.caches import keep_newest
 from shared.devices.protocols import FragmentGeneration
 from shared.errors import ContractError, FaultyConditions, IntegrityError
 from shared.limits import CONDITIONS_POLL_S, MAX_CACHED_PROMPTS
@@ -55,7 +56,7 @@ class EncodedConditions:
                 lambda: read_conditions(self._store, self._run, digest), "store_unavailable"
             )
             if conditions is not None:
-                self._keep(digest, conditions)
+                keep_newest(self._kept, digest, conditions, MAX_CACHED_PROMPTS)
                 return conditions
             await asyncio.sleep(CONDITIONS_POLL_S)
         return None
@@ -68,12 +69,6 @@ class EncodedConditions:
         await patiently(
             lambda: forget_conditions(self._store, self._run, digest), "store_unavailable"
         )
-
-    def _keep(self, digest: str, conditions: StoredConditions) -> None:
-        self._kept.pop(digest, None)
-        self._kept[digest] = conditions
-        while len(self._kept) > MAX_CACHED_PROMPTS:
-            del self._kept[next(iter(self._kept))]
 
 
 async def encoded_conditions(store: ObjectStore, recipe: Recipe) -> EncodedConditions | None:

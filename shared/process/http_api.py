@@ -24,11 +24,11 @@ Before = Annotated[
     int | None, Query(ge=0, lt=2**31, description="only those with a smaller number")
 ]
 BatchNumber = Annotated[int, Path(ge=0, lt=2**31, description="number of the batch")]
-T = TypeVar("T")
 PROBLEM_JSON = "application/problem+json"
 REF = "#/components/schemas/Problem"
 FASTAPIS = (REF, "#/components/schemas/HTTPValidationError")
 """FastAPI's default schema of an error."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,7 +189,7 @@ def give_threads() -> None:
 
 async def serve(
     app: ASGIApp,
-    work: Coroutine[None, None, None],
+    work: Coroutine[Any, Any, object],
     *,
     listener: Listener,
     access: Access | None = None,
@@ -216,7 +216,7 @@ async def serve(
     guarded = Guard(app, own_names(listener.host, allowed_hosts), bodies, access)
     server = Server(_configured(guarded, listener.tls))
 
-    def stop_serving(_: asyncio.Task[None]) -> None:
+    def stop_serving(_: object) -> None:
         server.should_exit = True
 
     task = asyncio.create_task(work)

@@ -28,7 +28,21 @@ GROUP_SCORER_TYPES = (PYTHON, "remote")
 """Types that may score whole groups."""
 
 
-class Judge(Table):
+class KeyTable(Table):
+    key_env: Annotated[str, Field(min_length=1)] | None = None
+    """Environment variable that holds the API key, which is sent as a bearer token. Default: no key
+    is sent."""
+    key_file: Path | None = None
+    """File that holds only the API key, relative to the recipe."""
+
+    @model_validator(mode="after")
+    def _one_key(self) -> Self:
+        if self.key_env is not None and self.key_file is not None:
+            raise ValueError("key_file: give key_env or key_file, not both")
+        return self
+
+
+class Judge(KeyTable):
     model: Annotated[str, Field(min_length=1)]
     """Name of the model at the endpoint."""
     prompt: Annotated[str, Field(min_length=1)] = QUESTION
@@ -45,10 +59,6 @@ class Judge(Table):
     """Further fields of the request, such as `max_tokens` and `seed`."""
     at_once: Annotated[Positive, Field(le=256)] = 8
     """Maximum concurrent requests of a reward worker."""
-    key_env: Annotated[str, Field(min_length=1)] | None = None
-    """Environment variable that holds the API key. Default: no key is sent."""
-    key_file: Path | None = None
-    """File that holds only the API key, relative to the recipe."""
 
     @model_validator(mode="before")
     @classmethod
@@ -66,29 +76,16 @@ class Judge(Table):
         return {**plain, **highest, "prompt": RUBRICS[name]}
 
     @model_validator(mode="after")
-    def _one_key(self) -> Self:
-        if self.key_env is not None and self.key_file is not None:
-            raise ValueError("key_file: give key_env or key_file, not both")
+    def _no_reserved_option(self) -> Self:
         reserved = {"model", "messages", "stream"} & self.options.keys()
         if reserved:
             raise ValueError(f"options: {sorted(reserved)[0]} cannot be set here")
         return self
 
 
-class Remote(Table):
+class Remote(KeyTable):
     batch: Annotated[Positive, Field(le=1024)] = 32
     """Maximum samples per request."""
-    key_env: Annotated[str, Field(min_length=1)] | None = None
-    """Environment variable that holds the API key, which is sent as a bearer token. Default: no key
-    is sent."""
-    key_file: Path | None = None
-    """File that holds only the API key, relative to the recipe."""
-
-    @model_validator(mode="after")
-    def _one_key(self) -> Self:
-        if self.key_env is not None and self.key_file is not None:
-            raise ValueError("key_file: give key_env or key_file, not both")
-        return self
 
 
 class ScorerTable(Table):

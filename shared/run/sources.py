@@ -1,11 +1,11 @@
 """Source images in the store: put there once when the run begins, and read by their digests."""
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
 from shared.bus.bus import Bus
+from shared.caches import keep_newest
 from shared.errors import UserError
 from shared.limits import MAX_CACHED_IMAGES
 from shared.messages.contracts import Prompt, SourceImage
@@ -46,7 +46,7 @@ class SourceImages:
     def __init__(self, store: ObjectStore, bus: Bus) -> None:
         self._store = store
         self._bus = bus
-        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._kept: dict[str, bytes] = {}
 
     async def get(self, image: SourceImage | None) -> bytes | None:
         """Return the file of a prompt's source image; None if it has none.
@@ -59,8 +59,5 @@ class SourceImages:
         data = self._kept.get(image.sha256)
         if data is None:
             data = await self._store.get(source_ref(self._bus.run, image))
-            self._kept[image.sha256] = data
-        self._kept.move_to_end(image.sha256)
-        while len(self._kept) > MAX_CACHED_IMAGES:
-            self._kept.popitem(last=False)
+        keep_newest(self._kept, image.sha256, data, MAX_CACHED_IMAGES)
         return data

@@ -91,9 +91,9 @@ async def _show(
             print(f"{listener.url}/{sign_in}", flush=True)  # noqa: T201 -- a link to click
         freeze_gc()
         await serve(
-            app, _wait(), listener=listener, access=access, allowed_hosts=settings.allowed_hosts
+            app,
+            asyncio.Event().wait(),
+            listener=listener,
+            access=access,
+            allowed_hosts=settings.allowed_hosts,
         )
-
-
-async def _wait() -> None:
-    await asyncio.Event().wait()

@@ -14,10 +14,10 @@ import httpx
 from services.reward import limits
 from shared.errors import ScorerUnavailable, ScoringError, UserError
 from shared.proxies import through
-from shared.recipe.rewards import Judge, Remote
+from shared.recipe.rewards import Judge, KeyTable
 
 
-def read_key(settings: Judge | Remote) -> str | None:
+def read_key(settings: KeyTable) -> str | None:
     """Return the key, or None if the recipe names no location for one.
 
     Raises:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from shared.diffusion.families.latents import decode_image
 from shared.diffusion.loading.models import IMAGE, Conditions, ModelPart
 from shared.diffusion.loading.network import (
     Place,
@@ -284,9 +285,14 @@ class Family(ABC):
         pixels = self.decode_latents(latents.to(self.pipeline.vae.dtype))
         return (pixels.float() / 2 + 0.5).clamp(0, 1)
 
-    @abstractmethod
     def decode_latents(self, latents: Tensor) -> Tensor:
         """Decodes latents (B, ...) to images (B, C, H, W) or videos (B, F, C, H, W) in [-1, 1]."""
+        return decode_image(latents, self.pipeline.vae)
+
+    def encode_text(self, prompt: str) -> Tensor:
+        """Encodes a prompt to (1, L, width), where the pipeline returns this first."""
+        text: Tensor = self.pipeline.encode_prompt(prompt, max_sequence_length=self.text_tokens)[0]
+        return text
 
 
 def _left_out(

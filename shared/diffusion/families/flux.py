@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from shared.diffusion.families.base import Family
-from shared.diffusion.families.latents import decode_image, in_model_space, pack, unpack
+from shared.diffusion.families.latents import in_model_space, pack, unpack
 from shared.diffusion.loading.models import IMAGE, Conditions
 
 
@@ -38,9 +38,6 @@ class Flux(Family):
             txt_ids=places.new_zeros(text.shape[1], 3),
             img_ids=places,
         )
-
-    def decode_latents(self, latents: Tensor) -> Tensor:
-        return decode_image(latents, self.pipeline.vae)
 
 
 class FluxKontext(Flux):

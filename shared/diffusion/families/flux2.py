@@ -31,7 +31,7 @@ class Flux2(Family):
         return family
 
     def encode_prompt(self, prompt: str, *, negative: str | None) -> Conditions:
-        return {"text": self._text(prompt)}
+        return {"text": self.encode_text(prompt)}
 
     def forward(
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
@@ -58,16 +58,11 @@ class Flux2(Family):
         pixels: Tensor = vae.decode(unpatched(unscaled), return_dict=False)[0]
         return pixels
 
-    def _text(self, prompt: str) -> Tensor:
-        """Encodes a prompt to (1, L, width), padded."""
-        text: Tensor = self.pipeline.encode_prompt(prompt, max_sequence_length=self.text_tokens)[0]
-        return text
-
 
 class Flux2Klein(Flux2):
     def encode_prompt(self, prompt: str, *, negative: str | None) -> Conditions:
         text = super().encode_prompt(prompt, negative=negative)
-        return text if negative is None else {**text, NEGATIVE + "text": self._text(negative)}
+        return text if negative is None else {**text, NEGATIVE + "text": self.encode_text(negative)}
 
 
 def unpatched(latents: Tensor) -> Tensor:

@@ -50,8 +50,8 @@ class QwenImage(Family):
         )
 
     def encode_prompt(self, prompt: str, *, negative: str | None) -> Conditions:
-        text = {"text": self._text(prompt)}
-        return text if negative is None else {**text, NEGATIVE + "text": self._text(negative)}
+        text = {"text": self.encode_text(prompt)}
+        return text if negative is None else {**text, NEGATIVE + "text": self.encode_text(negative)}
 
     def both(
         self, latents: Tensor, sigma: Tensor, empty: Conditions, prompt: Conditions, guidance: float
@@ -104,11 +104,6 @@ class QwenImage(Family):
         vae = self.pipeline.vae
         video: Tensor = vae.decode(standardised(latents.unsqueeze(2), vae), return_dict=False)[0]
         return video[:, :, 0]
-
-    def _text(self, prompt: str) -> Tensor:
-        """Encodes a prompt to (1, L, width), without padding."""
-        text: Tensor = self.pipeline.encode_prompt(prompt, max_sequence_length=self.text_tokens)[0]
-        return text
 
 
 def _pays(lengths: tuple[int, int], images: list[Tensor]) -> bool:

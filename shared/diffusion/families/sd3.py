@@ -3,7 +3,6 @@
 from torch import Tensor
 
 from shared.diffusion.families.base import NEGATIVE, Family
-from shared.diffusion.families.latents import decode_image
 from shared.diffusion.loading.models import Conditions
 
 
@@ -29,6 +28,3 @@ class StableDiffusion3(Family):
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
     ) -> Tensor:
         return self.run(latents, sigma * 1000, conditions)
-
-    def decode_latents(self, latents: Tensor) -> Tensor:
-        return decode_image(latents, self.pipeline.vae)

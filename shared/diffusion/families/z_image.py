@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from shared.diffusion.families.base import NEGATIVE, Family, at_least_float32
-from shared.diffusion.families.latents import decode_image
 from shared.diffusion.loading.models import Conditions
 from shared.models.sigmas import TRAIN_TIMESTEPS
 
@@ -58,9 +57,6 @@ class ZImage(Family):
         self, unconditional: Tensor, conditional: Tensor, guidance: float | Tensor
     ) -> Tensor:
         return conditional + (guidance - 1) * (conditional - unconditional)
-
-    def decode_latents(self, latents: Tensor) -> Tensor:
-        return decode_image(latents, self.pipeline.vae)
 
     def _run(self, latents: Tensor, sigma: Tensor, texts: Sequence[Tensor]) -> Tensor:
         """Returns velocities (B, C, h, w) for B texts (L, width), whose lengths may differ."""

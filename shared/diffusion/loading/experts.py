@@ -55,7 +55,7 @@ class Experts(nn.Module):
             return self._run(LOW, hidden_states, timestep, inputs)
         sides = {HIGH: is_high.nonzero().flatten(), LOW: (~is_high).nonzero().flatten()}
         outputs = [
-            self._run(name, hidden_states[rows], timestep[rows], _rows(inputs, rows))[0]
+            self._run(name, hidden_states[rows], timestep[rows], take_rows(inputs, rows))[0]
             for name, rows in sides.items()
         ]
         order = torch.cat(list(sides.values())).argsort()
@@ -108,5 +108,5 @@ def _names(networks: Mapping[str, nn.Module], attribute: str) -> list[str]:
     return list(dict.fromkeys(name for names in lists for name in names))
 
 
-def _rows(inputs: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+def take_rows(inputs: Mapping[str, Tensor], rows: Tensor | slice) -> dict[str, Tensor]:
     return {name: tensor[rows] for name, tensor in inputs.items()}

@@ -32,6 +32,7 @@ from torch.nn.functional import softplus
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
+from shared.diffusion.families.base import at_least_float32
 from shared.diffusion.loading.device import to_device
 from shared.diffusion.loading.models import Conditions
 from shared.diffusion.training.forward_process import (
@@ -55,7 +56,7 @@ def awm(
     algorithm: Algorithm, rows: NoisedSamples, network: Network, behaviour: Behaviour
 ) -> LossTerms:
     """Returns the loss of AWM. A stale sample is trained as any other: it is data."""
-    velocity = _wide(network.velocity(rows.noised, rows.sigma, rows.conditions))
+    velocity = at_least_float32(network.velocity(rows.noised, rows.sigma, rows.conditions))
     weighted = weigh(matching_error(velocity, rows), rows.sigma, algorithm.awm_weight)
     clip = algorithm.advantage_clip
     surrogate = onpolicy_surrogate(
@@ -95,7 +96,7 @@ def dpo(
 ) -> LossTerms:
     """Returns the loss of DPO on pairs of a group's samples. None of it is in proportion to the
     advantages."""
-    velocity = _wide(network.velocity(rows.noised, rows.sigma, rows.conditions))
+    velocity = at_least_float32(network.velocity(rows.noised, rows.sigma, rows.conditions))
     reference = network.reference_velocity(rows.noised, rows.sigma, rows.conditions)
     gained = matching_error(velocity, rows) - matching_error(reference.to(velocity), rows)
     best, worst = gained.chunk(2)
@@ -107,10 +108,6 @@ def dpo(
         return LossTerms(surrogate, None, loss)
     moved = torch.stack(_mean_square(velocity - reference).chunk(2)).mean(0)
     return LossTerms(surrogate, moved, loss)
-
-
-def _wide(velocity: Tensor) -> Tensor:
-    return velocity.to(torch.promote_types(velocity.dtype, torch.float32))
 
 
 def _mean_square(values: Tensor) -> Tensor:
