@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from digenrl.api.client import Client
 from digenrl.reward_server import Reward, RewardServer
+from shared.errors import UserError
+from shared.learning.prompts import read_prompts
 
 COMMAND = [sys.executable, "-P", "-m", "digenrl"]
 DEFAULTS: Mapping[str, Any] = {
@@ -26,7 +28,8 @@ POLL_S = 0.5
 MAX_LINES = 20
 """Last lines of the output that an error quotes."""
 
-Prompts = Sequence[str | Mapping[str, Any]]
+Prompts = Sequence[str | Mapping[str, Any]] | str | Path
+RewardSource = Reward | Mapping[str, Any] | str | Path
 
 
 class TrainingFailed(Exception):
@@ -80,9 +83,7 @@ class Training:
 
         Raises:
             TimeoutError: if the run has not ended within this time.
-            TrainingFailed: if it has no result; its cause is the reward function's error, if
-                that
-                raised one.
+            TrainingFailed: if it has no result; its cause is the reward function's error, if any.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.process.poll() is None:
@@ -114,7 +115,7 @@ class Training:
 
 def train(
     *,
-    model: str | Path | None = None, prompts: Prompts, reward: Reward | Mapping[str, Any],
+    model: str | Path | None = None, prompts: Prompts, reward: RewardSource,
     recipe: str | Path | None = None, name: str = "train",
     keys: Mapping[str, Any] | None = None, runs: str | Path | None = None,
 ) -> Training:  # fmt: skip
@@ -122,9 +123,9 @@ def train(
 
     Args:
         model: folder of a diffusers model, or its name on the hub; None: ``recipe``'s.
-        prompts: texts, or rows as a file of JSON lines has them.
-        reward: a function of this process (`digenrl.reward_server`), or a table
-            `[[reward.scorers]]`, such as {"name": "text", "type": "ocr"}.
+        prompts: texts, rows as a file of JSON lines has them, or a file as `data.prompts` names it.
+        reward: a function of this process (`digenrl.reward_server`), a file with one, such as
+            "my_reward.py:score", or a table such as {"name": "text", "type": "ocr"}.
         recipe: file, or name of a recipe that comes with DigenRL, whose keys are the defaults.
         keys: values of other keys, such as {"run.steps": 50}.
         runs: folder of runs, by default DIGENRL_RUNS or `runs`.
@@ -136,9 +137,7 @@ def train(
     root = Path(runs or os.environ.get("DIGENRL_RUNS") or "runs").resolve()
     inputs = root / f"{name}.inputs"
     inputs.mkdir(parents=True, exist_ok=True)
-    file, rows = inputs / "recipe.toml", inputs / "prompts.jsonl"
-    given = [{"prompt": each} if isinstance(each, str) else each for each in prompts]
-    rows.write_text("".join(f"{json.dumps(row)}\n" for row in given))
+    file, rows = inputs / "recipe.toml", _prompts_file(prompts, inputs / "prompts.jsonl")
     server = RewardServer(reward, _earlier_port(file)) if callable(reward) else None
     tables = {"run.name": name, **_model(model), "data.prompts": rows}
     tables["reward.scorers"] = [_scorer(reward, server, inputs)]
@@ -146,12 +145,22 @@ def train(
         _write(file, recipe, {**tables, **(keys or {})})
         shown = json.loads(_run("recipe", "show", str(file), "--json"))
         if server is not None:
-            _check(server, {each["key"]: each["value"] for each in shown}, given[0])
+            _check(server, {each["key"]: each["value"] for each in shown}, rows)
         return _started(root / name, file, server)
-    except BaseException:
+    except BaseException as error:
         if server is not None:
             server.close()
+        if isinstance(error, UserError):
+            raise TrainingFailed(str(error)) from error
         raise
+
+
+def _prompts_file(prompts: Prompts, file: Path) -> Path:
+    if isinstance(prompts, str | Path):
+        return Path(prompts).resolve()
+    rows = [{"prompt": each} if isinstance(each, str) else each for each in prompts]
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return file
 
 
 def _write(file: Path, base: str | Path | None, tables: Mapping[str, Any]) -> None:
@@ -189,13 +198,14 @@ def _model(model: str | Path | None) -> dict[str, Any]:
     return {"model.id": str(model)} if is_id else {"model.folder": str(Path(model).resolve())}
 
 
-def _scorer(
-    reward: Reward | Mapping[str, Any], server: RewardServer | None, inputs: Path
-) -> Mapping[str, Any]:
+def _scorer(reward: RewardSource, server: RewardServer | None, inputs: Path) -> Mapping[str, Any]:
     """Return the table of a scorer."""
-    if server is None:
-        assert isinstance(reward, Mapping)
+    if isinstance(reward, Mapping):
         return reward
+    if isinstance(reward, str | Path):
+        return {"name": "reward", "type": "python", "source": str(Path(reward).resolve())}
+    if server is None:
+        raise TypeError("reward: give a function, a file.py:function, or one table of a scorer")
     key = inputs / "reward.key"
     key.touch(mode=0o600)
     key.write_text(server.token)
@@ -209,13 +219,14 @@ def _earlier_port(file: Path) -> int:
     return int(match[1]) if match else 0
 
 
-def _check(server: RewardServer, keys: Mapping[str, Any], row: Mapping[str, Any]) -> None:
+def _check(server: RewardServer, keys: Mapping[str, Any], prompts: Path) -> None:
     """Call the reward function on noise of the size of a sample; raises what it raises."""
     import numpy as np
 
     frames = [keys["model.frames"]] if keys["model.frames"] > 1 else []
     shape = (*frames, keys["model.height"], keys["model.width"], 3)
-    metadata = {"prompt": row["prompt"], **row.get("metadata", row)}
+    first = read_prompts(prompts)[0]
+    metadata = {"prompt": first.text, **first.metadata}
     server.score(np.random.default_rng(0).integers(0, 256, shape, np.uint8), metadata)
 
 

@@ -102,7 +102,34 @@ def test_what_is_wrong_is_raised_before_anything_is_trained(tmp_path: Path) -> N
         begin(lambda prompt: 1.0)
     with pytest.raises(digenrl.TrainingFailed, match="grups: unknown key; did you mean groups"):
         begin({"name": "noise", "type": "jpeg-compressibility"}, keys={"batch.grups": 3})
+    with pytest.raises(TypeError, match=r"give a function, a file\.py:function, or"):
+        begin(None)
     assert [path.name for path in tmp_path.iterdir()] == ["train.inputs"]
+
+
+def test_prompts_and_reward_may_be_files(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    asked = list[str]()
+
+    def begin(prompts: Any, reward: Any) -> str:
+        with pytest.raises(digenrl.TrainingFailed) as refused:  # before anything is trained
+            keys = {"model.folder": "nowhere", "evaluation.digits": str(tmp_path)}
+            digenrl.train(
+                recipe="digits", prompts=prompts, reward=reward, runs=tmp_path, keys=keys
+            ).wait(timeout=100)
+        return str(refused.value)
+
+    assert "my-prompts.txt cannot be read" in begin("my-prompts.txt", lambda image: 1.0)
+    assert "holds no prompt" in begin([], lambda image: 1.0)
+    file.write_text("a red car\na blue car\n")
+
+    def uniform(image: Any, prompt: str) -> float:
+        asked.append(prompt)
+        return 1.0
+
+    begin(file, uniform)
+    assert asked == ["a red car"]
+    assert "my_reward.py" in begin(str(file), "my_reward.py:score")
 
 
 @pytest.mark.run

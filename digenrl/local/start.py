@@ -59,9 +59,10 @@ def decide_start(
             raise UserError(f"--resume: {folder} contains no run; start it without --resume")
         return RunStart(recipe, kept_as=kept_as if folder.exists() else None)
     earlier = read_progress(folder)
+    line = f"run {folder.name}: the earlier one ({earlier}) is kept as {kept_as.name}"
+    another = RunStart(recipe, kept_as=kept_as, line=line)
     if fresh or (earlier.state == "finished" and not resume):
-        line = f"run {folder.name}: the earlier one ({earlier}) is kept as {kept_as.name}"
-        return RunStart(recipe, kept_as=kept_as, line=line)
+        return another
     recipe = override(recipe, {"run.name": run.id})
     other = f"`{command_with('--fresh', typed)}` begins another, and keeps it as {kept_as.name}"
     if why := refusal(f"the run {folder.name}", release_of(folder)):
@@ -72,6 +73,8 @@ def decide_start(
     except UserError as error:
         if resume:
             raise
+        if not earlier.step:  # it has trained nothing: a mistake was repaired
+            return another
         raise UserError(
             f"run.name: {folder.name} is not finished ({earlier}), and this is another recipe: "
             f"{error}. {resume_hint(folder, typed[0])}; {other}"

@@ -260,6 +260,13 @@ def _record_work(supervisor: Supervisor, workers: list[dict[str, Any]]) -> None:
             supervisor.record_work(worker["worker"], worker["address"])
 
 
+async def _tell_failure(failure: str | None, display: Display, api: Api) -> None:
+    """Print a failure, if there is one, with the reason of the newest open dead letter."""
+    if failure is not None:
+        newest = await api.get("/v1/dead-letters?limit=1") or []
+        display.tell("; newest dead letter: ".join([failure, *(each["reason"] for each in newest)]))
+
+
 async def _watch(
     local: LocalRun,
     supervisor: Supervisor,
@@ -267,7 +274,7 @@ async def _watch(
     api: Api,
     evaluation: LocalEvaluation | None,
 ) -> Outcome:
-    resume = local.resumed
+    resume, is_flawless = local.resumed, not local.resumed
     mender = AlarmRemedies(local.folder, api.url, api.client)
     while True:
         run, workers = await api.get("/v1/run"), await api.get("/v1/workers")
@@ -280,17 +287,16 @@ async def _watch(
                 None if load is None else LoadView.model_validate(load),
             )
             _record_work(supervisor, workers)
+            if is_flawless and run["num_dead_letters"]:
+                is_flawless = False
+                await _tell_failure("a first attempt has failed", display, api)
             phase = run["phase"]
             if resume and phase in ("paused", "stopped", "failed"):
                 # An operator or a failure has stopped the run before this start.
                 await api.resume()
                 resume = False
             elif phase in ("finished", "stopped", "failed"):
-                if run["failure"] is not None:
-                    newest = await api.get("/v1/dead-letters?limit=1") or []
-                    why = [f"newest dead letter: {each['reason']}" for each in newest]
-                    line = "; ".join([run["failure"], *why])
-                    display.console.print(line, highlight=False, soft_wrap=True)
+                await _tell_failure(run["failure"], display, api)
                 return phase  # type: ignore[no-any-return]
             elif phase == "running":
                 resume = False
@@ -374,6 +380,7 @@ def _explain(outcome: Outcome, local: LocalRun, console: Console) -> int:
         return 0
     logs = local.folder / "logs"
     why = f"`digenrl dlq list {local.recipe.run.name}` and the logs in {logs} say why"
+    again = f"once that is repaired: {local.again.removesuffix(' --resume')}"
     console.print(f"the run has failed; {why}; {again}", highlight=False, soft_wrap=True)
     return 1
 

@@ -24,9 +24,11 @@ def alarms(facts: RunFacts) -> list[str]:
     run, recipe = facts.run, facts.recipe
     measured = [(step.version, step.metrics) for step in facts.steps]
     is_exact = recipe is None or recipe.largest_weight is None
+    unsettled = [each.reason for each in facts.letters or [] if each.state == "open"]
+    newest = [f"newest dead letter: {each}" for each in unsettled[:1]]
     evaluated = facts.evaluations[-1].alarms if facts.evaluations else []
     return [
-        *([f"the run has failed: {run.failure}"] if run.failure else []),
+        *([f"the run has failed: {'; '.join([run.failure, *newest])}"] if run.failure else []),
         *(f"reward hacking? {line}" for line in evaluated),
         *([f"no worker of: {', '.join(run.missing_workers)}"] if run.missing_workers else []),
         *(_drained(run.run, facts.workers) if run.phase in ("running", "waiting") else []),

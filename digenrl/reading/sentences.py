@@ -42,7 +42,7 @@ NO_SCHEDULE: Mapping[str, str] = {
 """Delays outside of the schedule, and what forecast and bound include of them."""
 
 
-RESUMED = "(`digenrl up RECIPE --run {run} --resume"
+RESUMED = "(stop the run, and repeat its command with `"
 REMEDIES: Mapping[str, tuple[str, Sequence[str]]] = {
     "waiting_for_rollout": (
         "for generation",
@@ -61,7 +61,7 @@ REMEDIES: Mapping[str, tuple[str, Sequence[str]]] = {
     ),
     "waiting_for_reward": (
         "for rewards",
-        ("a faster scorer", f"more reward.workers {RESUMED} --reward.workers N`)"),
+        ("a faster scorer", f"more reward.workers {RESUMED}--reward.workers N`)"),
     ),
     "tail": (
         "at the end of a batch for the slowest device",
@@ -70,7 +70,7 @@ REMEDIES: Mapping[str, tuple[str, Sequence[str]]] = {
     "waiting_for_weights": ("for new weights", ("a faster network", "a shared host cache")),
     "waiting_for_conditions": (
         "for encoded prompts",
-        (f"more encoder.workers {RESUMED} --encoder.workers N`)",),
+        (f"more encoder.workers {RESUMED}--encoder.workers N`)",),
     ),
     "paused": ("because the run is paused", ("`digenrl resume {run}`",)),
 }

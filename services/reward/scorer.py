@@ -138,7 +138,7 @@ def check_prompts(table: recipe_rewards.ScorerTable, prompts: Sequence[Prompt]) 
     """
     field = f"reward.scorers.{table.name}"
     for read in kind_named(table.type, field).prompt_readers:
-        _check_asked(field, prompts, read, "choose another reward")
+        _check_asked(field, prompts, read, "replace this scorer in reward.scorers")
     if table.source is None:
         return
     with _errors_name_table(field):
@@ -147,7 +147,7 @@ def check_prompts(table: recipe_rewards.ScorerTable, prompts: Sequence[Prompt]) 
 
 def check_digits(prompts: Sequence[Prompt]) -> None:
     """Raises UserError unless every prompt names a digit, which held-out judges look for."""
-    _check_asked("evaluation.digits", prompts, wanted_digit, "set it to none")
+    _check_asked("evaluation.digits", prompts, wanted_digit, "use --evaluation.digits none")
 
 
 def _check_asked(

@@ -10,6 +10,7 @@ Another host takes the portable name below its own DIGENRL_MODELS. Without that 
 such a name, it takes the path as it is on the scheduler's host.
 """
 
+import difflib
 import json
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -99,7 +100,7 @@ def read_layers(path: Path, depth: int = 0) -> list[RecipeLayer]:
         raise UserError(f"{path}: base: {MAX_BASES} files are based on one another; is it a ring?")
     file = located(path.parent / base)
     if not file.is_file():
-        raise UserError(f"{path}: base: there is no file {file}; correct its name")
+        raise UserError(f"{path}: base: there is no file {file}{_nearest(file)}")
     below = read_layers(file, depth + 1)
     folder = Path(base).parent if file == path.parent / base else file.parent
     for layer in below:
@@ -178,14 +179,23 @@ def _read(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8-sig")
         plain: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
-        raise UserError(f"cannot read the recipe {path}: {error.strerror}") from error
+        reason = f"{error.strerror}{_nearest(path)}"
+        raise UserError(f"cannot read the recipe {path}: {reason}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is no text in UTF-8 ({not_utf8(path)}); save it so") from error
     except ValueError as error:
-        raise UserError(f"{path}: not {path.suffix[1:].upper() or 'TOML'}: {error}") from error
+        remedy = "; put a text in quotes" if "Invalid value" in str(error) else ""
+        fault = f"not {path.suffix[1:].upper() or 'TOML'}: {error}{remedy}"
+        raise UserError(f"{path}: {fault}") from error
     if not isinstance(plain, dict):
         raise UserError(f"{path}: a recipe has tables; this is a {type(plain).__name__}")
     return plain
+
+
+def _nearest(path: Path) -> str:
+    names = [each.name for folder in (path.parent, SHIPPED) for each in folder.glob("*.toml")]
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {near[0]}?" if near else "; correct its name"
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any], table: str = "") -> dict[str, Any]:

@@ -79,6 +79,9 @@ def _wanted(fault: Any) -> str:
     """Describe the valid values."""
     if fault["type"] == "string_pattern_mismatch" and fault["ctx"]["pattern"] in PATTERN_TEXTS:
         return f"use {PATTERN_TEXTS[fault['ctx']['pattern']]}"
+    if fault["type"] == "tuple_type":
+        is_table = isinstance(fault["input"], Mapping)
+        return f"write [[{'.'.join(map(str, fault['loc']))}]]" if is_table else "write a list"
     message: str = fault["msg"]
     return message[0].lower() + message[1:]
 

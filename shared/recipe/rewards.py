@@ -127,7 +127,7 @@ class ScorerTable(Table):
         if self.type == PYTHON and self.source is None:
             raise ValueError('source: missing; name your file, source = "my_reward.py:score"')
         if self.type != PYTHON and self.source is not None:
-            raise ValueError(f'source: only a scorer of type "{PYTHON}" has one; set its type')
+            raise ValueError(f'source: only a scorer of type "{PYTHON}" has one, not {self.type!r}')
         if self.scores == "groups" and self.type not in GROUP_SCORER_TYPES:
             raise ValueError(
                 f"scores: {self.type} scores each sample by itself; leave it out, or set type to "

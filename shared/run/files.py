@@ -159,8 +159,8 @@ def check_same_file(key: str, stored: FileRecord, current: FileRecord) -> None:
         )
     raise UserError(
         f"{key}: {current.path} on {current.host} has the digest {digests[0]}, and the run uses "
-        f"{stored.path} on {stored.host} with {digests[1]}; copy that one here, or set {ROOT} to "
-        "the folder that holds it"
+        f"{stored.path} on {stored.host} with {digests[1]}; name that one, copy it here, or set "
+        f"{ROOT} to the folder that holds it"
     )
 
 

@@ -17,7 +17,7 @@ import pytest
 from digenrl.local.secrets.tokens import KEYS
 from shared.messages.rights import RIGHTS, Role, inbox_subject
 from tests.e2e.canary import check_no_secret_is_said
-from tests.e2e.local_run import LocalRun, StartRun, wait_until
+from tests.e2e.local_run import SMALL, LocalRun, StartRun, recipe_of, wait_until
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
 
@@ -68,6 +68,25 @@ def test_ctrl_c_leaves_no_process_behind_and_a_stop_ends_the_resumed_run(
     output, _ = resumed.process.communicate(timeout=60)
     assert resumed.process.returncode == 0
     assert "stopped on request" in output
+
+
+@pytest.mark.slow
+def test_a_reward_that_raises_is_reported_at_once_and_repaired_it_starts(
+    start_run: StartRun, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def score(image):\n    raise ValueError('no colour')\n")
+    mine = {"name": "mine", "type": "python", "source": str(file)}
+    recipe = recipe_of(tmp_path, SMALL | {"reward.scorers": [mine]})
+    run = start_run("--steps", "1", recipe=recipe)
+    output, _ = run.process.communicate(timeout=500)
+    assert run.process.returncode == 1
+    reason = "reward: mine: ValueError: no colour (mine.py, line 2)"
+    first = f"a first attempt has failed; newest dead letter: {reason}"
+    assert output.index(first) < output.index("too few of its")
+    assert "once that is repaired: " in output and "--resume" not in output
+    file.write_text("def score(image):\n    return image.mean()\n")
+    assert start_run("--steps", "1", recipe=recipe).finish()["commits"] == 1
 
 
 def check_api(run: LocalRun) -> None:

@@ -87,6 +87,14 @@ def test_an_unfinished_run_of_another_recipe_is_left_alone_and_both_commands_are
     assert (up.runs / "digits.1" / "state.json").exists()
 
 
+def test_a_run_that_has_trained_nothing_is_kept_and_the_repaired_recipe_starts(up: Typed) -> None:
+    RunProgress("failed", 0, 60).write(up().folder)
+    with pytest.raises(UserError, match=r"run\.seed"):
+        up(run__seed=7, resume=True)
+    assert not up(run__seed=7).resumed
+    assert up.said == ["run digits: the earlier one (failed at step 0 of 60) is kept as digits.1"]
+
+
 def test_a_run_of_a_release_that_cannot_be_resumed_names_fresh_alone(up: Typed) -> None:
     folder = up().folder
     recipe = json.loads((folder / "recipe.json").read_text())

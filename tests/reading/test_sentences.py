@@ -225,6 +225,12 @@ def test_a_failure_is_the_first_alarm() -> None:
     lines = alarms(failed)
     assert lines[0] == "the run has failed: the ratio is 3" and len(lines) == 3
     assert alarms(facts()) == []
+    scored = facts(
+        run(failure="no sample"), letters=[letter("reward: mine: KeyError: 1", 0)], is_live=False
+    )
+    assert alarms(scored) == [
+        "the run has failed: no sample; newest dead letter: reward: mine: KeyError: 1"
+    ]
 
 
 def test_where_rewards_are_waited_for_reward_workers_say_which_scorer_is_slow() -> None:

@@ -51,5 +51,7 @@ def test_held_out_judges_ask_as_well_and_a_run_that_goes_on_is_not_asked(tmp_pat
     with pytest.raises(UserError, match=r"^reward\.scorers\.proxy: the prompt 'a fox'"):
         check_rest(held_out)
     check_rest(held_out, begun=True)
-    with pytest.raises(UserError, match=r"^evaluation\.digits: the prompt 'a fox': .* to none$"):
+    with pytest.raises(
+        UserError, match=r"^evaluation\.digits: the prompt 'a fox': .*\.digits none$"
+    ):
         check_digits([Prompt(text="a fox")])

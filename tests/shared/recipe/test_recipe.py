@@ -147,6 +147,21 @@ def test_all_errors_of_a_recipe_are_named_at_once(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert "cannot read the recipe" in fault(tmp_path / "nowhere.toml")
+    assert fault(tmp_path / "flux1-dev.12g").endswith("; did you mean flux1-dev.12gb.toml?")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("[reward.scorers]", "reward.scorers: write [[reward.scorers]], not {'name'"),
+        ("[model]\nfolder = my-model\n[reward.scorers]", "column 10); put a text in quotes"),
+        ('[[reward.scorers]]\ntype = "pyton"\nsource = "a.py"', "has one, not 'pyton'"),
+    ],
+)
+def test_a_mistake_of_toml_is_told_with_its_remedy(tmp_path: Path, wrong: str, said: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(f'base = "{DIGITS}"\n{wrong}\nname = "mine"\n')
+    assert said in fault(path)
 
 
 def test_a_key_set_anew_is_checked_as_if_it_stood_in_the_file() -> None:
