@@ -73,7 +73,7 @@ class CommittedBatches:
         if record is None:
             return None
         shown = record.trained[after : after + limit]
-        letters, recipe = await self._found_letters(batch), await self._known_recipe()
+        letters, recipe = await self._letters(batch), await self._known_recipe()
         page_groups = [
             GroupHistory(
                 batch=batch, group=group.group, prompt=self._prompt(recipe, batch, group.group),
@@ -94,16 +94,11 @@ class CommittedBatches:
         if record is None:
             return None
         places = _places(record.trained, order)
-        left, letters = await self._left(record), await self._found_letters(batch)
-        recipe = await self._known_recipe()
-        page_samples = [
-            self._sample(batch, group, sample, recipe, letters, left)
-            for group, sample in places[after : after + limit]
-        ]
         return SamplePage(
-            samples=page_samples, next=_next(after + limit, len(places)),
-            unscored=_unscored(record.trained, letters),
-        )  # fmt: skip
+            samples=await self._samples(batch, record, places[after : after + limit]),
+            next=_next(after + limit, len(places)),
+            unscored=_unscored(record.trained, await self._letters(batch)),
+        )
 
     async def sample(self, batch: int, group: int, sample: int) -> SampleHistory | None:
         """Return a sample; None if it does not exist."""
@@ -115,12 +110,7 @@ class CommittedBatches:
         record = await self._record(batch)
         if record is None or not 0 <= group < len(record.trained):
             return []
-        left, letters = await self._left(record), await self._found_letters(batch)
-        recipe, trained_group = await self._known_recipe(), record.trained[group]
-        return [
-            self._sample(batch, trained_group, sample, recipe, letters, left)
-            for sample in range(len(trained_group.rewards))
-        ]
+        return await self._samples(batch, record, _places(record.trained[group : group + 1]))
 
     async def picture(self, batch: int, group: int, sample: int) -> bytes | None:
         """Return a sample, or the middle frame of a video, as PNG; None without either. For deleted
@@ -207,7 +197,7 @@ class CommittedBatches:
         except (ContractError, IndexError):
             return None
 
-    async def _found_letters(self, batch: int) -> list[DeadLetter]:
+    async def _letters(self, batch: int) -> list[DeadLetter]:
         await self.history.log.look(LOG_S)
         return [
             each for each in self.history.log.entries
@@ -228,6 +218,13 @@ class CommittedBatches:
         if recipe is None or self._prompts is None:
             return None
         return self._prompts.of_group(batch, group, recipe.batch.groups).text
+
+    async def _samples(
+        self, batch: int, record: CommitRecord, places: Sequence[tuple[TrainedGroup, int]]
+    ) -> list[SampleHistory]:
+        left, letters = await self._left(record), await self._letters(batch)
+        recipe = await self._known_recipe()
+        return [self._sample(batch, *each, recipe, letters, left) for each in places]
 
     def _sample(
         self, batch: int, group: TrainedGroup, sample: int, recipe: Recipe | None,
@@ -269,7 +266,9 @@ def rank(reward: float | None, *, worst: bool) -> tuple[bool, float]:
     return False, reward if worst else -reward
 
 
-def _places(groups: Sequence[TrainedGroup], order: Order) -> list[tuple[TrainedGroup, int]]:
+def _places(
+    groups: Sequence[TrainedGroup], order: Order = "number"
+) -> list[tuple[TrainedGroup, int]]:
     """Return groups and numbers of samples in an order."""
     places = [(group, sample) for group in groups for sample in range(len(group.rewards))]
     if order == "unscored":

@@ -15,6 +15,7 @@ applies to a command of a scheduler whose epoch was over when it was stored
 
 import asyncio
 import contextlib
+import json
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -233,7 +234,11 @@ class Bus(StreamReader):
         self, event: FragmentGenerated, scorer: str, reasons: Mapping[int, str]
     ) -> None:
         """Put into the dead letters why samples of a fragment have no score; sample -> reason."""
-        await bury(self.jetstream, self.run, event, scorer, reasons)
+        subject = subjects.unscored_subject(self.run, event.fragment.slot)
+        first = next(iter(reasons.values()))
+        data = json.dumps({"scorer": scorer, "samples": reasons}).encode()
+        about = message_subject(self.run, event)
+        await bury(self.jetstream, subject, data, about, f"{scorer}: {first}", scorer)
 
     async def send(self, message: Transient) -> None:
         """Publish ``message`` without storing it: it is lost while the broker is away."""

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import secrets
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,15 +28,8 @@ from shared.limits import (
     STREAM_INFO_TIMEOUT_S,
 )
 from shared.messages.codec import decode
-from shared.messages.contracts import FragmentGenerated, Message
-from shared.messages.subjects import (
-    ALL_SUBJECTS,
-    FLUID,
-    STREAMS,
-    Stream,
-    message_subject,
-    unscored_subject,
-)
+from shared.messages.contracts import Message
+from shared.messages.subjects import ALL_SUBJECTS, FLUID, STREAMS, Stream, message_subject
 from shared.telemetry import QUARANTINED
 
 MESSAGE_ID = "Nats-Msg-Id"
@@ -276,28 +269,20 @@ def read_message(run: str, raw: Msg) -> Message:
 
 
 async def bury(
-    jetstream: JetStreamContext,
-    run: str,
-    event: FragmentGenerated,
-    scorer: str,
-    reasons: Mapping[int, str],
+    jetstream: JetStreamContext, subject: str, data: bytes, about: str, reason: str, once: str = ""
 ) -> None:
-    """Put into the dead letters why samples of a fragment have no score of ``scorer``; sample ->
-    reason. Nothing else has failed."""
-    slot, [first, *_] = event.fragment.slot, reasons.values()
-    subject = unscored_subject(run, slot)
+    """Put a message into the dead letters.
+
+    Args:
+        about: subject of the unusable message.
+        once: distinguishes messages under one subject; a repeated one is dropped.
+    """
+    headers = {
+        MESSAGE_ID: f"{subject}.{once}", "dg-subject": about,
+        "dg-reason": reason[:200].encode("ascii", "replace").decode(),
+    }  # fmt: skip
     with contextlib.suppress(nats.errors.Error, APIError):
-        await cancellable(
-            jetstream.publish(
-                subject,
-                json.dumps({"scorer": scorer, "samples": reasons}).encode(),
-                headers={
-                    MESSAGE_ID: f"{subject}.{scorer}",
-                    "dg-subject": message_subject(run, event),
-                    "dg-reason": f"{scorer}: {first}"[:200].encode("ascii", "replace").decode(),
-                },
-            )
-        )
+        await cancellable(jetstream.publish(subject, data, headers=headers))
 
 
 async def quarantine(
@@ -305,17 +290,6 @@ async def quarantine(
 ) -> None:
     """Count the bytes that are no message, and keep a copy."""
     QUARANTINED.labels(stream=stream.name).inc()
-    sequence = raw.metadata.sequence.stream
     log.error("quarantined", stream=stream.name, subject=raw.subject, error=str(error))
-    with contextlib.suppress(nats.errors.Error, APIError):
-        await cancellable(
-            jetstream.publish(
-                f"dg.{run}.quarantine.{stream.name}.{sequence}",
-                raw.data,
-                headers={
-                    MESSAGE_ID: f"{run}.{stream.name}.{sequence}",
-                    "dg-subject": raw.subject,
-                    "dg-reason": str(error)[:200],
-                },
-            )
-        )
+    subject = f"dg.{run}.quarantine.{stream.name}.{raw.metadata.sequence.stream}"
+    await bury(jetstream, subject, raw.data, raw.subject, str(error))
