@@ -59,8 +59,8 @@ def host(
     """
     import uvloop
 
-    from digenrl.local.first_host import FirstHost
-    from digenrl.local.host import HostRequest, host_name, parse_gpus, parse_roles, take_part
+    from digenrl.local.hosts.first_host import FirstHost
+    from digenrl.local.hosts.host import HostRequest, host_name, parse_gpus, parse_roles, take_part
     from shared.recipe.recipe import load_recipe
     from shared.telemetry import configure_logs
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from digenrl.local.hosts import Shell
+    from digenrl.local.hosts.units import Shell
 
 hosts = typer.Typer(help="Hosts of a lab: systemd units over ssh.", no_args_is_help=True)
 
@@ -19,7 +19,7 @@ FILE, OUT = Path("hosts.toml"), Path("hosts")
 @hosts.command()
 def units(file: File = FILE, out: Out = OUT) -> None:
     """Write a unit, its variables and the keys of its roles for each host."""
-    from digenrl.local.hosts import read_hosts, write_units
+    from digenrl.local.hosts.units import read_hosts, write_units
 
     for line in write_units(read_hosts(file), out):
         typer.echo(line)
@@ -28,7 +28,7 @@ def units(file: File = FILE, out: Out = OUT) -> None:
 @hosts.command()
 def apply(file: File = FILE, out: Out = OUT, plan: Plan = False) -> None:
     """Copy them to the hosts, and start what is not running as written."""
-    from digenrl.local.hosts import apply, read_hosts, write_units
+    from digenrl.local.hosts.units import apply, read_hosts, write_units
 
     of = read_hosts(file)
     write_units(of, out)
@@ -38,7 +38,7 @@ def apply(file: File = FILE, out: Out = OUT, plan: Plan = False) -> None:
 @hosts.command()
 def status(file: File = FILE, plan: Plan = False) -> None:
     """Print what the unit of each host does."""
-    from digenrl.local.hosts import read_hosts, status
+    from digenrl.local.hosts.units import read_hosts, status
 
     status(read_hosts(file), _shell(plan))
 
@@ -46,12 +46,12 @@ def status(file: File = FILE, plan: Plan = False) -> None:
 @hosts.command()
 def down(file: File = FILE, plan: Plan = False) -> None:
     """Stop the units, and delete them and the keys on all hosts."""
-    from digenrl.local.hosts import down, read_hosts
+    from digenrl.local.hosts.units import down, read_hosts
 
     down(read_hosts(file), _shell(plan))
 
 
 def _shell(plans: bool) -> "Shell":
-    from digenrl.local.hosts import Shell
+    from digenrl.local.hosts.units import Shell
 
     return Shell(plans=plans, say=typer.echo)

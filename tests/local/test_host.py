@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from digenrl.local.host import parse_gpus
+from digenrl.local.hosts.host import parse_gpus
 from digenrl.local.processes.assignment import assign_gpus
 from digenrl.local.running.command_lines import worker_programs
 from digenrl.local.secrets.keys import Keys

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from digenrl.commands.cli import app
-from digenrl.local.hosts import read_hosts, unit_text, write_units
+from digenrl.local.hosts.units import read_hosts, unit_text, write_units
 from shared.errors import UserError
 
 LAB = """run = "lab"

@@ -110,8 +110,8 @@ class Run:
         return holders, order
 
 
-def holds(version: int) -> Holds:
-    return Holds(version=version, checksum=CHECKSUM, update=0, sum_bytes=0)
+def holds(version: int, host: str = "") -> Holds:
+    return Holds(version=version, checksum=CHECKSUM, host=host, update=0, sum_bytes=0)
 
 
 def trained(piece: TrainPiece) -> PieceTrained:
@@ -159,8 +159,7 @@ def test_pieces_make_up_the_batch_and_are_exchanged_once() -> None:
 def test_members_of_a_host_stand_together_but_in_a_round_after_one_that_came_to_nothing() -> None:
     run = Run(members=4)
     for number, host in enumerate(("a1", "b2", "a1", "")):
-        holds = Holds(version=0, checksum=CHECKSUM, host=host, update=0, sum_bytes=0)
-        run.give(MemberReported(f"trainer-{number}-a", holds))
+        run.give(MemberReported(f"trainer-{number}-a", holds(0, host)))
     command = run.exchange()
     assert [share.worker[-3] for share in command.shares] == ["0", "2", "1", "3"]
     assert command.hosts == (2, 1, 1)

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from digenrl.local.brokers.deployment import BrokerAddresses, make_deployment
-from digenrl.local.host import parse_gpus, parse_roles
+from digenrl.local.hosts.host import parse_gpus, parse_roles
 from digenrl.local.secrets.tokens import write_secret
 from shared.errors import UserError
 from shared.messages.records import Token

@@ -21,7 +21,7 @@ import structlog
 
 from digenrl.hub.fetch import fetch
 from digenrl.local.checking.doctor import secrets_findings, try_gpus
-from digenrl.local.first_host import FirstHost, lead
+from digenrl.local.hosts.first_host import FirstHost, lead
 from digenrl.local.limits import FAREWELL_S, HOST_RETRY_S, MIN_DISK_BYTES
 from digenrl.local.processes.assignment import assign_gpus
 from digenrl.local.processes.gpus import visible_cards
