@@ -16,7 +16,7 @@ from bench.cluster.hold import Held
 from bench.cluster.stores import at_least
 from bench.runner.figures import Interval
 from services.scheduler.costs.shape import Shape
-from services.trainer.fluid.exchange import WHOLE_BATCH, ExchangeIncomplete, MemberRound, Sum
+from services.trainer.fluid.exchange import WHOLE_BATCH, ExchangeIncomplete, MemberRound, Place, Sum
 
 KEPT_ROUNDS = 4
 
@@ -99,8 +99,8 @@ class EmulatedExchange:
     held: Held
 
     @property
-    def host(self) -> str:
-        return ""  # it is a host's already
+    def place(self) -> Place:
+        return Place()  # it is a host's already
 
     @property
     def sum_bytes(self) -> int:

@@ -184,6 +184,9 @@ class ExchangeSums(RoundMessage):
     """Rounds just before this one that came to nothing."""
     hosts: Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(exclude_if=is_empty)] = ()
     """Shares per host for the intra-host reduction; empty: every member exchanges its own sum."""
+    sites: Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(exclude_if=is_empty)] = ()
+    """Hosts per site, whose sums are added before they cross to other sites; empty: they exchange
+    directly."""
 
     @model_validator(mode="after")
     def _committer_takes_part(self) -> Self:
@@ -191,6 +194,8 @@ class ExchangeSums(RoundMessage):
             raise ValueError("the committer has no share")
         if self.hosts and sum(self.hosts) != len(self.shares):
             raise ValueError("the hosts have other members than the shares")
+        if self.sites and sum(self.sites) != len(self.hosts):
+            raise ValueError("the sites have other hosts")
         return self
 
 

@@ -91,6 +91,8 @@ class Holds(Record):
     """Number of the batch's updates that were taken since, where they have made no version yet."""
     host: Annotated[str, Field(pattern=r"^[0-9a-f]{0,32}$", exclude_if=is_empty)] = ""
     """Name of a folder in its host's memory, by which members that share it add up their sums."""
+    site: Annotated[str, Field(exclude_if=is_empty)] = ""
+    """Site whose other hosts it can give its sum to; empty if there is no way."""
     sum_bytes: Annotated[Count, Field(default=0, exclude_if=is_empty)]
     """Bytes of a sum of gradients; 0 if they are not known."""
 

@@ -84,6 +84,23 @@ class HostCache:
             SHARED_BYTES.labels(source="store").inc(ref.size)
             return await store.get(ref)
 
+    async def offer(self, ref: ObjectRef, data: bytes) -> None:
+        """Give an object to other processes and hosts that is in no store.
+
+        Raises:
+            IntegrityError: if the folder cannot hold it.
+        """
+        try:
+            async with self._locked(ref.sha256):
+                self.folder.make_room(ref.sha256, ref.size, self.limit)
+                with self._receiving(ref) as (attempt, part):
+                    await asyncio.to_thread(part.add, data)
+                    self.folder.keep(part, ref.sha256)
+                    if self.relay is not None:
+                        await self.relay.join(ref, attempt, None)
+        except OSError as error:
+            raise IntegrityError(f"{ref.key}: {error}") from error
+
     async def stop(self) -> None:
         """End what is under way."""
         tasks = [fetch.task for fetch in self._under_way.values()]

@@ -62,11 +62,11 @@ class ObjectStore:
         """Store ``data`` under ``folder``, named by its content. An object that this host will not
         read soon need not stay in its memory."""
         if len(data) < CONCURRENT_HASH_BYTES:
-            ref = await _named(folder, data, suffix)
+            ref = await named(folder, data, suffix)
             with self.traffic.up.transfer(len(data)):
                 await self.backend.write(ref.key, data)
             return ref
-        naming = asyncio.create_task(_named(folder, data, suffix))
+        naming = asyncio.create_task(named(folder, data, suffix))
         try:
             with self.traffic.up.transfer(len(data)):
                 await self.backend.write_unnamed(checked_key(folder), data, naming, stays=stays)
@@ -76,7 +76,7 @@ class ObjectStore:
 
     async def put_once(self, folder: str, data: bytes, *, suffix: str) -> ObjectRef:
         """Store what many workers have, like `put`, but only the first of them sends it."""
-        ref = await _named(folder, data, suffix)
+        ref = await named(folder, data, suffix)
         if await self.backend.size(ref.key) != ref.size:
             await self.backend.write(ref.key, data)
         return ref
@@ -141,7 +141,8 @@ class ObjectStore:
         return len(keys)
 
 
-async def _named(folder: str, data: Content, suffix: str) -> ObjectRef:
+async def named(folder: str, data: Content, suffix: str) -> ObjectRef:
+    """Return the name that an object has by its content."""
     digest = await _sha256(data)
     key = checked_key(f"{folder}/{digest}{suffix}")
     return ObjectRef(key=key, sha256=digest, size=len(data))

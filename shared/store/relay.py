@@ -42,9 +42,8 @@ from shared.errors import UserError
 from shared.limits import MAX_PEERS
 from shared.messages.contracts import ObjectRef
 from shared.messages.records import HOME, Count, Digest, Record, Token
-from shared.store.backend import PIECE
 from shared.store.cache_folder import CacheFolder
-from shared.store.traffic import Meter
+from shared.store.traffic import STARTING, Meter, Pace
 
 CHUNK = 1 << 19
 """Bytes that are received at a time: what a host is behind the one before it."""
@@ -56,12 +55,8 @@ RECEIVE_S = 0.25
 """Longest time for a chunk: what has come by then is passed on."""
 RESPONSE_TIMEOUT_S = 10.0
 """Longest time for a question, and for sending a chunk."""
-MIN_RATE_S, MIN_RATE_BYTES = 1.0, 2 * PIECE
-"""A source has to show its rate within this time, or on a very slow line within these bytes."""
 MIN_RATE_SHARE = 0.5
 """Least rate of a source, in rates of the store."""
-STARTING = 0.5
-"""Share of it that is enough for a source whose line starts, or whose rate may have changed."""
 GROWTH_CHECK_S = 0.005
 """Seconds between two looks whether more of an object has come."""
 STALL_CHECK_S = 0.25
@@ -92,31 +87,6 @@ class RelayRequest(Record):
     """Bytes that the reader has already."""
 
 
-@dataclass(slots=True)
-class Pace:
-    """Counts what a source gives, from its first byte on, and in how much time."""
-
-    num_bytes: int = 0
-    seconds: float = 0.0
-    share: float = STARTING
-    """Needed share of the least rate."""
-
-    def add(self, num_bytes: int, seconds: float) -> bool:
-        """Return whether the rate is to be checked."""
-        self.seconds = self.seconds + seconds if self.num_bytes or not num_bytes else 0.0
-        self.num_bytes += num_bytes
-        return self.seconds >= MIN_RATE_S
-
-    def check(self, min_rate: float) -> None:
-        """Raises PeerFailed if the source was too slow."""
-        needed = min_rate * self.seconds * self.share
-        if needed < MIN_RATE_BYTES and self.seconds < RESPONSE_TIMEOUT_S:
-            return
-        if self.num_bytes <= needed:
-            raise PeerFailed(f"{self.num_bytes} bytes in {self.seconds:.1f} s are too few")
-        self.num_bytes, self.seconds, self.share = 0, 0.0, 1.0
-
-
 class Peer(Record):
     """A host that has an object, or is receiving it."""
 
@@ -131,10 +101,12 @@ class Peer(Record):
     sends: Rate | None
     """Measured rate at which it stores."""
 
-    def is_source(self, site: str, store_rate: float | None) -> bool:
+    def is_source(
+        self, site: str, store_rate: float | None, min_share: float = MIN_RATE_SHARE
+    ) -> bool:
         """Return whether a host of ``site`` may read from this one instead of the store."""
         if self.site == site:
-            return (self.receives or math.inf) >= STARTING * MIN_RATE_SHARE * (store_rate or 0.0)
+            return (self.receives or math.inf) >= STARTING * min_share * (store_rate or 0.0)
         return min(self.receives or 0.0, self.sends or 0.0) >= (store_rate or math.inf)
 
     async def chunks(
@@ -164,9 +136,9 @@ class Peer(Record):
                 first += len(chunk)
                 if chunk:
                     yield chunk
-                if is_due and first < ref.size:
-                    pace.check(await min_rate())
-        except (OSError, TimeoutError, EOFError, ValueError, PeerFailed) as error:
+                if is_due and first < ref.size and pace.is_slow(await min_rate()):
+                    raise TimeoutError(f"too slow, with {first} of {ref.size} bytes")
+        except (OSError, TimeoutError, EOFError, ValueError) as error:
             raise PeerFailed(f"{self.host}:{self.port}: {error!r}") from error
         finally:
             if line is not None:
@@ -198,7 +170,7 @@ async def _connected(host: str, port: int) -> socket.socket:
 
 
 async def _ask(line: socket.socket, question: RelayRequest) -> None:
-    """Raise PeerFailed unless the answer is yes."""
+    """Raise EOFError unless the answer is yes."""
     loop, answer = asyncio.get_running_loop(), b""
     await loop.sock_sendall(line, question.model_dump_json().encode() + b"\n")
     while len(answer) < len(RESPONSE_OK):
@@ -207,7 +179,7 @@ async def _ask(line: socket.socket, question: RelayRequest) -> None:
             break
         answer += more
     if answer != RESPONSE_OK:
-        raise PeerFailed("it does not have it")
+        raise EOFError("it does not have it")
 
 
 def _wait_in_the_kernel(line: socket.socket, which: int, seconds: float) -> None:
@@ -269,6 +241,8 @@ class Relay:
     """Host and port at which other hosts reach this one."""
     peers: PeerList
     site: str = HOME
+    min_share: float = MIN_RATE_SHARE
+    """Least rate of a source of the site, in rates of the store."""
     store_reads: Meter = field(default_factory=Meter)
     """Reads of this process from the store of what other hosts do not give."""
     _server: asyncio.Server | None = None
@@ -304,15 +278,16 @@ class Relay:
             host=host, port=port, token=self.folder.secret(), attempt=attempt, site=self.site,
             receives=rates.own, sends=sends,
         )  # fmt: skip
-        usable = [
+        sources = [
             each for each in await self.peers.enter(ref.sha256, me)
-            if (each.host, each.port) != self.at and each.is_source(self.site, rates.known)
+            if (each.host, each.port) != self.at
+            and each.is_source(self.site, rates.known, self.min_share)
         ]  # fmt: skip
-        return sorted(usable, key=lambda each: each.site != self.site)[:MAX_PEERS]
+        return sorted(sources, key=lambda each: each.site != self.site)[:MAX_PEERS]
 
     async def min_rate(self) -> float:
         """Return the least rate of a source; 0 if the store's is not known."""
-        return MIN_RATE_SHARE * ((await self._store_rates()).known or 0.0)
+        return self.min_share * ((await self._store_rates()).known or 0.0)
 
     async def note_rate(self) -> None:
         """Have other hosts of the site know at which rate this one reads from the store."""

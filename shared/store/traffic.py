@@ -9,10 +9,42 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 
+from shared.store.backend import PIECE
+
 MIN_BYTES, MIN_SECONDS = 1 << 20, 1.0
 """A smaller and faster transfer measures the round trip, not the line."""
 NUM_NEWEST = 16
 """Transfers, each of this size or time, that the present rate is taken of."""
+
+MIN_RATE_S, MIN_RATE_BYTES, MAX_RATE_S = 1.0, 2 * PIECE, 10.0
+"""A source has to show its rate within this time, or on a very slow line within these bytes, but
+then within the longest time."""
+STARTING = 0.5
+"""Share of a rate that is enough from a source whose line starts, or whose rate is an old one."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """Counts what a source gives, from its first byte on, and in how much time."""
+
+    num_bytes: int = 0
+    seconds: float = 0.0
+    share: float = STARTING
+    """Needed share of the least rate."""
+
+    def add(self, num_bytes: int, seconds: float) -> bool:
+        """Return whether the rate is to be checked."""
+        self.seconds = self.seconds + seconds if self.num_bytes or not num_bytes else 0.0
+        self.num_bytes += num_bytes
+        return self.seconds >= MIN_RATE_S
+
+    def is_slow(self, min_rate: float) -> bool:
+        """Return whether the rate was less, and begin a new count where that can be known."""
+        needed, num_bytes = min_rate * self.seconds * self.share, self.num_bytes
+        if needed < MIN_RATE_BYTES and self.seconds < MAX_RATE_S:
+            return False
+        self.num_bytes, self.seconds, self.share = 0, 0.0, 1.0
+        return num_bytes <= needed
 
 
 @dataclass(slots=True)

@@ -2,14 +2,15 @@
 
 Two transports form the same total (docs/large-models.md): `StoreExchange` over the object store,
 `GroupExchange` by a process group. `HostExchange` has the members of a host add up theirs before
-either. All calls end by their deadline, even if members are lost.
+either, and `SiteExchange` the hosts of a site. All calls end by their deadline, even if members are
+lost.
 """
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from shared.errors import DigenRLError
 from shared.messages.fluid import ExchangeSums, Share
@@ -41,6 +42,8 @@ class MemberRound:
     message: ExchangeSums
     deadline: float
     """Monotonic time at which the round ends."""
+    place: str = ""
+    """Where its members meet within the round's folder."""
     by_group: bool = False
     """Whether every group has its own sum; sums are then added in the order of the groups."""
 
@@ -49,7 +52,7 @@ class MemberRound:
         cls, message: ExchangeSums, run: str, me: str, *, by_group: bool
     ) -> "MemberRound":
         deadline = time.monotonic() + message.max_seconds
-        return cls(run, me, message, deadline, by_group)
+        return cls(run, me, message, deadline, by_group=by_group)
 
     @property
     def seconds(self) -> float:
@@ -64,7 +67,8 @@ class MemberRound:
     @property
     def folder(self) -> str:
         message = self.message
-        return exchange_folder(self.run, message.batch, message.attempt, message.round)
+        folder = exchange_folder(self.run, message.batch, message.attempt, message.round)
+        return folder + self.place
 
     @property
     def committer(self) -> str:
@@ -86,22 +90,22 @@ class MemberRound:
     @property
     def on_host(self) -> "MemberRound":
         """The same round of this host's members alone, with their leader as committer: the
-        round's own, or the first of them. It is named by the leader's address, which no other run
-        has, nor a later start of this one."""
+        round's own, or the first of them. It has a folder named by the leader's address."""
         mine = next(each for each in self._by_host if self.me in [s.worker for s in each])
         leader = _leader(mine, self.committer)
-        return replace(self._of(mine, leader), run=leader)
+        return replace(self._of(mine, leader, ()), place=f"/{leader}")
 
     @property
     def among_hosts(self) -> "MemberRound":
-        """The same round of the leaders, each with the pieces of its whole host."""
+        """The same round of the leaders, each with the pieces of its whole host. In it, a site
+        takes the place of a host."""
         shares = []
         for each in self._by_host:
             leader = _leader(each, self.committer)
             [own] = [share for share in each if share.worker == leader]
             pieces = tuple(piece for share in each for piece in share.pieces)
             shares.append(own.model_copy(update={"pieces": pieces}))
-        return self._of(shares, self.committer)
+        return self._of(shares, self.committer, self.message.sites)
 
     @property
     def _by_host(self) -> list[tuple[Share, ...]]:
@@ -109,8 +113,8 @@ class MemberRound:
         hosts = self.message.hosts or (1,) * len(self.message.shares)
         return [tuple(islice(shares, number)) for number in hosts]
 
-    def _of(self, shares: Sequence[Share], committer: str) -> "MemberRound":
-        changes = {"shares": tuple(shares), "committer": committer, "hosts": ()}
+    def _of(self, shares: Sequence[Share], committer: str, hosts: tuple[int, ...]) -> "MemberRound":
+        changes = {"shares": tuple(shares), "committer": committer, "hosts": hosts, "sites": ()}
         return replace(self, message=self.message.model_copy(update=changes))
 
     @property
@@ -136,11 +140,17 @@ def _leader(shares: Sequence[Share], committer: str) -> str:
     return committer if committer in names else names[0]
 
 
+class Place(NamedTuple):
+    """Where a member's sum is added to others before all exchange theirs; empty: nowhere."""
+
+    host: str = ""
+    """Name of a host's shared memory."""
+    site: str = ""
+
+
 class Exchange(Protocol):
     @property
-    def host(self) -> str:
-        """Name of the shared memory in which members of one host first add their sums; empty
-        without this step."""
+    def place(self) -> Place: ...
 
     @property
     def sum_bytes(self) -> int:

@@ -33,7 +33,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from services.trainer import limits
-from services.trainer.fluid.exchange import WHOLE_BATCH, ExchangeIncomplete, MemberRound, Sum
+from services.trainer.fluid.exchange import WHOLE_BATCH, ExchangeIncomplete, MemberRound, Place, Sum
 from services.trainer.fluid.store_exchange import StoreExchange, again, awaited
 from services.trainer.fluid.sums import (
     TALLY_NAMES,
@@ -101,8 +101,8 @@ class GroupExchange:
         self._by_store = StoreExchange(store, layout)
 
     @property
-    def host(self) -> str:
-        return ""
+    def place(self) -> Place:
+        return Place()
 
     @property
     def sum_bytes(self) -> int:

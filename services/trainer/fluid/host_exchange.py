@@ -19,12 +19,12 @@ import secrets
 import shutil
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
 
-from services.trainer.fluid.exchange import WHOLE_BATCH, Exchange, MemberRound, Sum
+from services.trainer.fluid.exchange import WHOLE_BATCH, Exchange, MemberRound, Place, Sum
 from services.trainer.fluid.store_exchange import StoreExchange
 from services.trainer.fluid.sums import SumLayout, Term, added, in_order
 from shared.run.layout import batch_folder
@@ -129,23 +129,20 @@ class HostExchange:
         self._on_host = StoreExchange(ObjectStore(FolderBackend(memory.folder)), layout)
 
     @property
-    def host(self) -> str:
-        return self._memory.name
+    def place(self) -> Place:
+        return Place(self._memory.name, self._among_hosts.place.site)
 
     @property
     def sum_bytes(self) -> int:
         return self._layout.num_bytes
 
     async def total(self, round_: MemberRound, own: Sum) -> Term:
-        here = round_.on_host
         await asyncio.to_thread(self._memory.forget, round_.message.batch)
-        if not here.is_committer:
-            return await self._on_host.exchange_sum(here, own)
-        sums = await self._on_host.gathered(here, own)
-        together = await asyncio.to_thread(self._together, here, sums)
-        total: Term = await self._among_hosts.total(round_.among_hosts, together)
-        await self._on_host.give(here, total)
-        return total
+        here = round_.on_host  # no other run has its leader's address, nor a later start of this
+        here = replace(here, run=here.committer)
+        return await total_of_places(
+            round_, own, here, self._on_host, self._among_hosts, self._layout
+        )
 
     async def local_total(self, round_: MemberRound, sums: Mapping[str, Sum]) -> Term:
         total: Term = await self._among_hosts.local_total(round_, sums)
@@ -155,10 +152,26 @@ class HostExchange:
         await self._among_hosts.close()
         self._memory.close()
 
-    def _together(self, here: MemberRound, sums: dict[str, Sum]) -> Sum:
-        if len(here.members) == 1:
-            return sums[here.me]
-        terms = in_order(sums, here)
-        if here.by_group:
-            return dict(zip(here.owner_of, terms, strict=True))
-        return {WHOLE_BATCH: added(terms, self._layout)} if terms else {}
+
+async def total_of_places(
+    round_: MemberRound, own: Sum, here: MemberRound, near: StoreExchange, among: Exchange,
+    layout: SumLayout,
+) -> Term:  # fmt: skip
+    """Return the total of a round whose members add up their sums at the leaders of their places
+    first."""
+    if not here.is_committer:
+        return await near.exchange_sum(here, own)
+    sums = await near.gathered(here, own)
+    together = await asyncio.to_thread(_together, here, sums, layout)
+    total: Term = await among.total(round_.among_hosts, together)
+    await near.give(here, total)
+    return total
+
+
+def _together(here: MemberRound, sums: dict[str, Sum], layout: SumLayout) -> Sum:
+    if len(here.members) == 1:
+        return sums[here.me]
+    terms = in_order(sums, here)
+    if here.by_group:
+        return dict(zip(here.owner_of, terms, strict=True))
+    return {WHOLE_BATCH: added(terms, layout)} if terms else {}

@@ -55,7 +55,7 @@ class MemberApp:
             previews=PreviewRule.from_recipe(recipe),
         )  # fmt: skip
         ledger = Ledger(self._worker.address)
-        self._state = MemberState(self._worker, ledger, exchange.host, exchange.sum_bytes)
+        self._state = MemberState(self._worker, ledger, exchange.place, exchange.sum_bytes)
         fetcher = GroupFetcher(recipe, context, cache, check)
         self._work = DeviceWork(
             device, generator, self._state, context, fetcher, publisher, encoded, by_group=by_group,

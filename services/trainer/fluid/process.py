@@ -19,6 +19,7 @@ from services.trainer.fluid.shard import Shard, model_parts
 from services.trainer.fluid.shard_exchange import ShardExchange
 from services.trainer.fluid.shard_fragments import GroupGenerator, RankFragments
 from services.trainer.fluid.shard_group import ShardGroup
+from services.trainer.fluid.site_exchange import SiteExchange
 from services.trainer.fluid.store_exchange import StoreExchange
 from services.trainer.fluid.sums import SumLayout
 from shared.devices.conditions import encoded_conditions
@@ -169,6 +170,7 @@ def make_exchange(
         if chosen == "store"
         else GroupExchange(store, layout, own_address(broker))
     )
+    exchange = SiteExchange(exchange, store, layout, adds_up_hosts=memory is not None)
     return exchange if memory is None else HostExchange(exchange, memory, layout)
 
 

@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from services.trainer.fluid.exchange import Place
 from services.trainer.fluid.ledger import Ledger
 from shared.messages.contracts import Policy
 from shared.messages.fluid import ExchangeSums, Share
@@ -57,9 +58,8 @@ class MemberState:
 
     worker: Worker
     ledger: Ledger
-    host: str = ""
-    """Names the memory in which it adds up sums with other members of its host."""
-    sum_bytes: int = 0
+    place: Place
+    sum_bytes: int
     """Bytes of a sum of gradients."""
     available: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there may be work for the device."""
@@ -141,8 +141,8 @@ class MemberState:
 
     def _report_held(self, version: int, checksum: str, update: int) -> None:
         self.worker.holds = Holds(
-            version=version, checksum=checksum, update=update, host=self.host,
-            sum_bytes=self.sum_bytes,
+            version=version, checksum=checksum, update=update, host=self.place.host,
+            site=self.place.site, sum_bytes=self.sum_bytes,
         )  # fmt: skip
         self.worker.report_now()
 

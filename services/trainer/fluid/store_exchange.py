@@ -12,12 +12,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from pydantic import ValidationError
 
 from services.trainer import limits
-from services.trainer.fluid.exchange import WHOLE_BATCH, ExchangeIncomplete, MemberRound, Sum
+from services.trainer.fluid.exchange import WHOLE_BATCH, ExchangeIncomplete, MemberRound, Place, Sum
 from services.trainer.fluid.sums import (
     Ranges,
     StoredSum,
@@ -32,6 +32,7 @@ from services.trainer.fluid.sums import (
     unpack_sum,
 )
 from shared.errors import ContractError, IntegrityError, Unavailable
+from shared.messages.contracts import ObjectRef
 from shared.run.layout import batch_folder
 from shared.store import ObjectStore
 
@@ -40,10 +41,17 @@ TOTAL = "total"
 T = TypeVar("T")
 
 
+class SumStore(Protocol):
+    """Does what methods of an `ObjectStore` do."""
+
+    async def put(self, folder: str, data: bytes, *, suffix: str) -> ObjectRef: ...
+    async def get(self, ref: ObjectRef) -> bytes: ...
+
+
 class SumObjects:
     """Stores this process's part of sums, and reads the matching parts of others."""
 
-    def __init__(self, store: ObjectStore, layout: SumLayout, *, is_first: bool = True) -> None:
+    def __init__(self, store: SumStore, layout: SumLayout, *, is_first: bool = True) -> None:
         """``is_first``: whether the tallies are wanted, which the first part has."""
         self._store = store
         self._layout = layout
@@ -77,14 +85,15 @@ class SumObjects:
 
 
 class StoreExchange:
-    def __init__(self, store: ObjectStore, layout: SumLayout) -> None:
+    def __init__(self, store: ObjectStore, layout: SumLayout, sums: SumStore | None = None) -> None:
+        """``sums``: another place for the sums themselves than the store."""
         self._store = store
         self._layout = layout
-        self._objects = SumObjects(store, layout)
+        self._objects = SumObjects(sums or store, layout)
 
     @property
-    def host(self) -> str:
-        return ""
+    def place(self) -> Place:
+        return Place()
 
     @property
     def sum_bytes(self) -> int:

@@ -172,6 +172,25 @@ def test_members_of_a_host_stand_together_but_in_a_round_after_one_that_came_to_
     assert again.round == 1 and again.hosts == () and len(again.shares) == 4
 
 
+def test_hosts_of_a_site_stand_together_if_there_are_others_and_they_reach_each_other() -> None:
+    def groups(*places: str) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+        """Order, hosts and sites for members at "host/site"."""
+        run = Run(members=len(places))
+        for number, place in enumerate(places):
+            host, _, site = place.partition("/")
+            holds = Holds(version=0, checksum=CHECKSUM, host=host, site=site, update=0, sum_bytes=0)
+            run.give(MemberReported(f"trainer-{number}-a", holds))
+        command = run.exchange()
+        order = "".join(share.worker[-3] for share in command.shares)
+        return order, command.hosts, command.sites
+
+    assert groups("a/lab", "b/home", "a/lab", "c/lab") == ("0231", (2, 1, 1), (2, 1))
+    assert groups("/lab", "/home", "/lab", "") == ("0213", (1, 1, 1, 1), (2, 1, 1))
+    assert groups("a/lab", "b/lab", "c/lab") == ("012", (), ()), "one site: as without sites"
+    assert groups("a/lab", "b/home", "c/office") == ("012", (), ())
+    assert groups("a", "b", "a") == ("021", (2, 1), ()), "none reaches others"
+
+
 def test_over_the_batchs_deviation_groups_are_sent_together_and_all_again_if_one_changes() -> None:
     run = Run(advantages=Advantages(std="batch"))
     tasks = run.take(GenerateFragment)

@@ -75,11 +75,11 @@ def share(worker: str, *groups: int) -> Share:
 
 def member_rounds(
     shares: Sequence[Share], *, batch: int = 0, round_number: int = 0, seconds: float = 20.0,
-    by_group: bool = False, hosts: tuple[int, ...] = (),
+    by_group: bool = False, hosts: tuple[int, ...] = (), sites: tuple[int, ...] = (),
 ) -> dict[str, MemberRound]:  # fmt: skip
     message = ExchangeSums(
         batch=batch, attempt=0, round=round_number, policy=examples.policy(batch), committer="b",
-        shares=tuple(shares), max_seconds=seconds, hosts=hosts, update=0,
+        shares=tuple(shares), max_seconds=seconds, hosts=hosts, sites=sites, update=0,
     )  # fmt: skip
     return {
         each.worker: MemberRound.from_message(message, "test", each.worker, by_group=by_group)

@@ -271,12 +271,11 @@ def _stepped(state: State, fluid: FluidState, event: Stepped, now: float) -> Flu
         return fluid
     step = step.with_stepped(event, now)
     if event.worker not in fluid.gone:
-        before = fluid.holds.get(event.worker)
         holds = Holds(
             version=event.policy.version, checksum=event.checksum,
-            update=0 if makes_version else event.update + 1,
-            host="" if before is None else before.host,
-            sum_bytes=0 if before is None else before.sum_bytes,
+            update=0 if makes_version else event.update + 1, sum_bytes=0,
         )  # fmt: skip
-        fluid = with_held(state, fluid, event.worker, holds)
+        before = fluid.holds.get(event.worker, holds)
+        kept = before.model_dump(include={"host", "site", "sum_bytes"})
+        fluid = with_held(state, fluid, event.worker, holds.model_copy(update=kept))
     return replace(fluid, step=step)

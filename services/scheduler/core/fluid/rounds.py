@@ -35,6 +35,7 @@ from services.scheduler.core.fluid.links import (
 )
 from services.scheduler.core.fluid.members import are_together, members, updates_replace_version
 from services.scheduler.core.fluid.modes import has_loans
+from services.scheduler.core.fluid.places import group_members
 from services.scheduler.core.fragments import fail_run
 from services.scheduler.core.state import Plan, State
 from shared.messages.fluid import (
@@ -103,7 +104,7 @@ def _begin_round(plan: Plan, state: State, now: float, commands: list[FluidComma
         return state
     if _is_wanted_to_generate(plan, state, fluid):
         return state
-    taking_part, hosts = _by_host(fluid, [worker.address for worker in members(state)])
+    taking_part, hosts, sites = group_members(fluid, [each.address for each in members(state)])
     pieces: dict[str, list[Piece]] = {}
     for index in part:
         for each in fluid.groups[index].pieces:
@@ -125,26 +126,11 @@ def _begin_round(plan: Plan, state: State, now: float, commands: list[FluidComma
         batch=fluid.batch, attempt=fluid.attempt, update=fluid.update, round=fluid.round,
         policy=state.policy, committer=committer, shares=shares,
         max_seconds=max_seconds(plan, state, size, taking_part, committer),
-        num_failures=fluid.num_failures, hosts=hosts,
+        num_failures=fluid.num_failures, hosts=hosts, sites=sites,
     )  # fmt: skip
     commands.append(command)
     fluid = replace(fluid, exchange=begin_round(command, now), round=fluid.round + 1)
     return replace(state, fluid=fluid, trained_at=now)
-
-
-def _by_host(fluid: FluidState, taking_part: list[str]) -> tuple[list[str], tuple[int, ...]]:
-    """Group members that share a host's memory, and count the members of each host; empty if every
-    member is alone. After a round that came to nothing everybody exchanges its own sum: only then
-    do they know who is missed."""
-    names = {each: holds.host for each in taking_part if (holds := fluid.holds.get(each))}
-    alone = len({host for host in names.values() if host}) == sum(map(bool, names.values()))
-    if fluid.num_failures or alone:
-        return taking_part, ()
-    hosts: dict[str, list[str]] = {}
-    for address in taking_part:
-        hosts.setdefault(names.get(address) or address, []).append(address)
-    together = [address for addresses in hosts.values() for address in addresses]
-    return together, tuple(map(len, hosts.values()))
 
 
 def _is_wanted_to_generate(plan: Plan, state: State, fluid: FluidState) -> bool:
