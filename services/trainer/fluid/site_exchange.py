@@ -40,7 +40,7 @@ class SiteExchange:
     def __init__(
         self, in_one_site: Exchange, store: ObjectStore, layout: SumLayout, *, adds_up_hosts: bool
     ) -> None:
-        """``in_one_site``: forms the total if all members are of one site. ``adds_up_hosts``:
+        """``in_one_site``: forms the total of members in one site. ``adds_up_hosts``:
         whether a `HostExchange` has done so before."""
         self._in_one_site = in_one_site
         self._among_sites = StoreExchange(store, layout)
