@@ -19,7 +19,8 @@ RUN: dict[str, Any] = {
 }  # fmt: skip
 WORKER: dict[str, Any] = {
     "worker": "rollout-0", "address": "rollout-0-1", "service": "rollout", "host": "node7",
-    "url": "", "device": "NVIDIA H100 80GB HBM3", "gpu": "0", "memory_bytes": 85_000_000_000,
+    "site": "home", "url": "", "device": "NVIDIA H100 80GB HBM3", "gpu": "0",
+    "memory_bytes": 85_000_000_000,
     "activity": "generating", "versions": {"torch": "2.10.0"}, "note": "", "use": "generating",
     "policy_version": 4, "num_done": 96, "busy_seconds": 310.2, "num_quarantined": 0,
     "refused": None, "drain": "no", "lent": False, "loan_number": None,
