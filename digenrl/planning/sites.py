@@ -7,24 +7,23 @@ of a site generate; with fluid members they also train in another simulation, an
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from digenrl.planning.hosts import parse_hosts
 from digenrl.planning.planner import PlanResult
 from services.scheduler.costs.capacity import fits
 from services.scheduler.costs.profile import Profile
-from services.scheduler.sim.measured import SimulationResult, SiteUse
+from services.scheduler.sim.measured import SimulationResult
 from services.scheduler.sim.profiled import simulate
-from services.scheduler.sim.sites import Site
+from services.scheduler.sim.sites import Site, SiteUse
 from shared.errors import UserError
-from shared.messages.records import token
+from shared.messages.records import HOME, token
 from shared.models.catalogue import latent_shape
 from shared.models.published import find_configuration
 from shared.recipe.recipe import Recipe
 from shared.run.retention import batch_bytes
 
-HOME = "home"
 MBIT = 1e6 / 8
 """Bytes."""
 EXAMPLE = "NAME:KIND=COUNT@UP/DOWN,RTTms in Mbit/s, e.g. lab:a100=16@100/100,40ms"
@@ -44,26 +43,21 @@ class SiteAdvice:
     seconds_without: float
 
     def fields(self) -> dict[str, Any]:
-        """Return this for programs."""
-        site, use = self.site, self.use
+        """Return this for programs, with bytes and seconds."""
         return {
-            "name": site.name, "devices": {site.kind: site.count}, "up_mbits": site.up / MBIT,
-            "down_mbits": site.down / MBIT, "rtt_ms": 2e3 * site.delay,
-            "generated": round(use.generated, 4), "sums": round(use.sums, 2),
-            "up_bytes": round(use.up), "down_bytes": round(use.down),
-            "step_seconds": round(self.step_seconds, 3),
-            "seconds_without": round(self.seconds_without, 3),
+            "site": asdict(self.site), "per_step": self.use._asdict(),
+            "step_seconds": self.step_seconds, "seconds_without": self.seconds_without,
         }  # fmt: skip
 
     def __str__(self) -> str:
         site, use = self.site, self.use
-        work = [f"generate {use.generated:.0%} of the samples"] if use.generated else []
+        work = [f"generate {use.samples:.0f} samples"] if use.samples else []
         work += ["train"] if use.sums else []
         return (
             f"site {site.name}: {site.count} {site.kind} behind {site.up / MBIT:g}/"
             f"{site.down / MBIT:g} Mbit/s, {2e3 * site.delay:g} ms, "
-            f"{' and '.join(work) or 'get no work'}; {use.up / 1e6:,.0f} MB leave and "
-            f"{use.down / 1e6:,.0f} MB come in a step; {self.step_seconds:.3g} s/step, "
+            f"{' and '.join(work) or 'get no work'}; in a step {use.up / 1e6:,.0f} MB leave "
+            f"and {use.down / 1e6:,.0f} MB come; {self.step_seconds:.3g} s/step, "
             f"{self.seconds_without:.3g} without it"
         )
 

@@ -99,10 +99,11 @@ def test_a_plan_says_what_a_site_does(monkeypatch: pytest.MonkeyPatch) -> None:
         for more in ((), ("--json",))
     )
     [site] = json.loads(found)["sites"]
-    assert (site["name"], site["devices"]) == ("lab", {"H100": 3})
-    assert (site["up_mbits"], site["down_mbits"], site["rtt_ms"]) == (1000, 1000, 40)
-    assert 0.3 < site["generated"] <= 1
-    assert site["down_bytes"] >= 1.7e9, "a version, or sums"
+    lab = site["site"]
+    assert (lab["name"], lab["kind"], lab["count"]) == ("lab", "H100", 3)
+    assert (lab["up"], lab["down"], lab["delay"]) == (125e6, 125e6, 0.02)
+    assert 150 < site["per_step"]["samples"] <= 512
+    assert site["per_step"]["down"] >= 1.6e9, "a version, or sums"
     assert site["step_seconds"] < 0.7 * site["seconds_without"]
     assert "site lab: 3 H100 behind 1000/1000 Mbit/s, 40 ms, generate" in shown
     assert f"{site['step_seconds']:.3g} s/step, {site['seconds_without']:.3g} without it" in shown

@@ -1,6 +1,6 @@
 """The connections between simulated members, over which they exchange sums past the broker."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -21,13 +21,6 @@ class Exchanging(Protocol):
         """Take the total of a round."""
 
 
-Members = Sequence[Exchanging]
-
-
-def addresses(members: Members) -> list[str]:
-    return [each.address for each in members]
-
-
 @dataclass(slots=True)
 class Fabric:
     world: World
@@ -44,32 +37,31 @@ class Fabric:
         if len(self._waiting) < len(command.shares):
             return
         members, self._waiting = self._waiting, []
-        sites = {s: [m for m in members if m.site is s] for m in members if (s := m.site)}
-        awaited = set(sites)
+        sites = dict.fromkeys(each.site for each in members if each.site is not None)
+        awaited = [each for each in members if each.site is not None]
 
-        def come(site: SimSite) -> None:
-            awaited.remove(site)
+        def come() -> None:
+            if awaited:
+                awaited.pop()
             if not awaited:
                 self._give_total(members, sites, command)
 
-        for site, far in sites.items():
+        for site in sites:
             site.num_sums += 1
-            site.cross(site.up, self.sum_bytes, addresses(far), partial(come, site))
+            far = {each.address: come for each in members if each.site is site}
+            site.cross(site.up, self.sum_bytes, far)
         if not sites:
-            self._give_total(members, sites, command)
+            come()
 
     def _give_total(
-        self, members: Members, sites: Mapping[SimSite, Members], command: ExchangeSums
+        self, members: Sequence[Exchanging], sites: Iterable[SimSite], command: ExchangeSums
     ) -> None:
-        def receive(far: Members) -> None:
-            for each in far:
-                each.received(command)
-
         for each in members:
             if each.site is None:
                 self._deliver(each, command)
-        for site, far in sites.items():
-            site.cross(site.down, self.sum_bytes, addresses(far), partial(receive, far))
+        for site in sites:
+            far = {m.address: partial(m.received, command) for m in members if m.site is site}
+            site.cross(site.down, self.sum_bytes, far)
 
     def _deliver(self, member: Exchanging, command: ExchangeSums) -> None:
         self.world.after(self.seconds, lambda: member.received(command))

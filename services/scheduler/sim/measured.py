@@ -8,7 +8,7 @@ from services.scheduler.core.device_queues import sample_seconds
 from services.scheduler.costs.profile import Role
 from services.scheduler.sim.cluster import Cluster
 from services.scheduler.sim.history_events import SimUse
-from services.scheduler.sim.sites import SiteCounts
+from services.scheduler.sim.sites import SiteUse
 from shared.messages import subjects
 from shared.messages.contracts import FragmentGenerated, TrainGroup
 
@@ -23,19 +23,6 @@ class TagBatch:
     reason: str
     groups_generated: float
     """Groups that the trainer generated in the end."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SiteUse:
-    """Work of a site per batch."""
-
-    up: float
-    """Bytes that have left the site."""
-    down: float
-    generated: float
-    """Share of the batch's samples."""
-    sums: float
-    """Sums of gradients that it has given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +43,7 @@ class SimulationResult:
     discarded: float
     """Samples that were generated and not trained, over those that were trained."""
     sites: Mapping[str, SiteUse]
-    """Name of a far site -> what it does."""
+    """Name of a far site -> its work per batch."""
 
     @property
     def utilisation(self) -> float:
@@ -73,7 +60,7 @@ class CommitMark:
     """Samples, those under way in proportion."""
     busy: Mapping[tuple[str, SimUse], float]
     """(device, use) -> seconds."""
-    sites: Mapping[str, SiteCounts]
+    sites: Mapping[str, SiteUse]
     beyond_mean: float = 0.0
     """Seconds that noise has added to a device's work until then, on average over devices."""
 
@@ -100,7 +87,7 @@ class ClusterWatch:
             time=cluster.world.now,
             generated=generated + _under_way(cluster),
             busy=dict(cluster.history.busy),
-            sites={name: site.counts() for name, site in cluster.sites.items()},
+            sites={name: site.use for name, site in cluster.sites.items()},
             beyond_mean=_mean(cluster.history.beyond_mean.values()),
         )
 
@@ -123,12 +110,10 @@ class Window:
         """Seconds per batch that noise has added to a device's work, on average."""
         return (self.end.beyond_mean - self.begin.beyond_mean) / (self.last - self.first)
 
-    def site_use(self, name: str, batch_samples: int) -> SiteUse:
-        before, after = self.begin.sites[name], self.end.sites[name]
-        up, down, samples, sums = (
-            (new - old) / (self.last - self.first) for old, new in zip(before, after, strict=True)
-        )
-        return SiteUse(up=up, down=down, generated=samples / batch_samples, sums=sums)
+    def site_use(self, name: str) -> SiteUse:
+        """Return the work of a site per batch."""
+        both = zip(self.begin.sites[name], self.end.sites[name], strict=True)
+        return SiteUse(*((after - before) / (self.last - self.first) for before, after in both))
 
     def from_stock(self, batch_samples: int) -> float:
         """Batches that were trained and not generated in it, per batch."""
@@ -169,7 +154,7 @@ def measure(
         tag=_tag_batches(cluster, window),
         staleness=_staleness([group for commit in commits for group in commit.trained]),
         discarded=_discarded(cluster, batch_samples),
-        sites={name: whole.site_use(name, batch_samples) for name in cluster.sites},
+        sites={name: whole.site_use(name) for name in cluster.sites},
     )
 
 

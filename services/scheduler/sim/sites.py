@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -97,14 +97,16 @@ class Line:
             self.world.after(max(0.0, least) * len(self._open) / self.rate, end)
 
 
-class SiteCounts(NamedTuple):
-    """Totals of a site's line."""
+class SiteUse(NamedTuple):
+    """Work of a site: in all, or per batch."""
 
     up: float
-    """Bytes."""
+    """Bytes that have left it."""
     down: float
-    num_samples: int
-    num_sums: int
+    samples: float
+    """Samples that it has generated."""
+    sums: float
+    """Sums of gradients that it has given."""
 
 
 @dataclass(slots=True, eq=False)
@@ -129,23 +131,23 @@ class SimSite:
         self.up = Line(self.world, site.up, site.delay)
         self.down = Line(self.world, site.down, site.delay)
 
-    def counts(self) -> SiteCounts:
-        """Return what has crossed until now."""
+    @property
+    def use(self) -> SiteUse:
         self.up.settle()
         self.down.settle()
-        return SiteCounts(self.up.num_bytes, self.down.num_bytes, self.num_samples, self.num_sums)
+        return SiteUse(self.up.num_bytes, self.down.num_bytes, self.num_samples, self.num_sums)
 
-    def cross(self, line: Line, size: float, devices: Iterable[str], then: Action) -> Transfer:
-        """Begin a transfer, whose seconds per byte these devices report."""
+    def cross(self, line: Line, size: float, then: Mapping[str, Action]) -> Transfer:
+        """Begin a transfer for devices, by address: each reports its seconds per byte, and acts."""
         began = self.world.now
 
         def arrived() -> None:
             each = (self.world.now - began) / size
             up, down = (each, None) if line is self.up else (None, each)
-            for address in devices:
+            for address, action in then.items():
                 report = partial(self.handle, LinkMeasured(address, up, down))
                 self.world.after(self.site.delay, report)
-            then()
+                action()
 
         return line.send(size, arrived)
 
@@ -157,15 +159,14 @@ class SimSite:
         if self._fetch is None or self._fetch[0] < version:
             if self._fetch is not None:
                 self.down.stop(self._fetch[1])
-            waiting = self._waiting = {}
+            self._waiting = {}
+            self._fetch = version, self.cross(self.down, size, self._waiting)
 
-            def arrived() -> None:
-                self.version, self._fetch = version, None
-                for each in list(waiting.values()):
-                    each()
+        def arrived() -> None:
+            self.version, self._fetch = version, None
+            then()
 
-            self._fetch = version, self.cross(self.down, size, waiting, arrived)
-        self._waiting[address] = then
+        self._waiting[address] = arrived
 
 
 @dataclass(slots=True, kw_only=True)
@@ -222,4 +223,4 @@ class SimDevice(ABC):
             self._next()
 
         size = self._results[0].stored.trajectory.size
-        site.cross(site.up, size, [self.address], stored)
+        site.cross(site.up, size, {self.address: stored})

@@ -98,9 +98,9 @@ def test_a_line_that_is_fast_enough_costs_nothing() -> None:
     near, far = qwen(near=6), qwen(lab(1e6))
     assert far.step_seconds == pytest.approx(near.step_seconds, rel=0.02)
     use = far.sites["lab"]
-    assert use.generated == pytest.approx(4 / 6, abs=0.1)
+    assert use.samples / 512 == pytest.approx(4 / 6, abs=0.1)
     assert use.down == pytest.approx(ADAPTER, rel=1e-3), "a version is fetched once"
-    assert use.up == pytest.approx(use.generated * 512 * SAMPLE, rel=0.1)
+    assert use.up == pytest.approx(use.samples * SAMPLE, rel=0.1)
 
 
 def test_a_version_and_samples_take_as_long_as_their_bytes() -> None:
@@ -123,5 +123,5 @@ def test_one_sum_of_a_site_that_trains_crosses_for_each_update() -> None:
     far = qwen(lab(1000, trains=True), mode="fluid", near=0)
     use, sums = far.sites["lab"], QWEN.shape.updates * ADAPTER
     assert use.down == pytest.approx(sums, rel=0.01)
-    assert use.up == pytest.approx(sums + use.generated * 512 * SAMPLE, rel=0.1)
+    assert use.up == pytest.approx(sums + use.samples * SAMPLE, rel=0.1)
     assert far.step_seconds - near.step_seconds == pytest.approx(2 * sums / (1000 * MBIT), rel=0.2)
