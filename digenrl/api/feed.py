@@ -1,10 +1,10 @@
 """Events of a run, in the same order for every reader: commits, the run's log and the log of
 evaluations.
 
-Each of these is numbered without gaps in the object store, where it outlasts its writer. A position
-is the number of facts of each that were read, so a reader that continues from it, whichever process
-serves it, misses nothing and gets nothing twice. No state is kept per reader, and each object is
-read once for all readers.
+The object store numbers the facts of each source without gaps. A position has the number of facts
+of each source that were read. A reader that continues from its position misses no fact and gets no
+fact twice, even from another server process. The feed has no state per reader, and reads each
+object once for all readers.
 """
 
 import re
@@ -21,16 +21,16 @@ from shared.run.log import Log
 from shared.run.log_entries import DeadLetter, Entry, Evaluation
 
 ABSENCE_CACHE_S = 0.5
-"""Seconds for which the store is not asked again for what was not there."""
+"""Seconds for which the absence of an object is cached."""
 MAX_EVENTS_PER_READ = 64
-"""Events of a kind that a reader is given at once."""
+"""Maximum number of events of a source in one response."""
 POSITION = re.compile(r"c(\d{1,9})\.l(\d{1,9})\.e(\d{1,9})", re.ASCII)
 
 Fields = dict[str, Any]
 
 
 class Fact(NamedTuple):
-    """An event for readers; without a name, a number that stays unused."""
+    """An event for readers; an empty name stands for an unused number."""
 
     name: str = ""
     fields: Fields = {}  # noqa: RUF012 -- never changed
@@ -38,7 +38,7 @@ class Fact(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How many facts of each kind a reader knows."""
+    """Number of facts of each source that a reader has read."""
 
     commits: int = 0
     log: int = 0
@@ -55,8 +55,8 @@ class Position:
         'c3.l7.e1'
         >>> Position.parse("12")
         """
-        found = POSITION.fullmatch(text)
-        return None if found is None else cls(*map(int, found.groups()))
+        match = POSITION.fullmatch(text)
+        return None if match is None else cls(*map(int, match.groups()))
 
 
 def commit_fields(record: CommitRecord | CommitSummary) -> Fields:
@@ -91,7 +91,7 @@ def _fact(entry: CommitSummary | Entry | None) -> Fact:
 
 @dataclass(slots=True)
 class Feed:
-    """Gives readers what has happened after a position."""
+    """Returns the events after a position."""
 
     history: RunHistory
     evaluations: Log
@@ -101,26 +101,26 @@ class Feed:
         return self.history.run
 
     async def now(self) -> Position:
-        """Return the position after everything that has happened."""
+        """Return the position after the newest event."""
         await self.history.look_for_steps(0.0)
         return Position(*map(len, await self._logs(0.0)))
 
     async def after(self, at: Position) -> list[tuple[Position, Fact]]:
-        """Return what has happened after a position, each with the position after it.
+        """Return the events after a position, each with the position that follows it.
 
         Raises:
-            Unavailable: if the store does not answer.
+            Unavailable: if the store does not respond.
         """
         with suppress(ContractError):  # a damaged record stops the run, not its readers
             await self.history.look_for_steps(ABSENCE_CACHE_S)
-        found: list[tuple[Position, Fact]] = []
+        events: list[tuple[Position, Fact]] = []
         logs = await self._logs(ABSENCE_CACHE_S)
         for name, facts in zip(("commits", "log", "evaluations"), logs, strict=True):
             first: int = getattr(at, name)
             for number, fact in enumerate(facts[first : first + MAX_EVENTS_PER_READ], first + 1):
                 at = replace(at, **{name: number})
-                found.append((at, _fact(fact)))
-        return found
+                events.append((at, _fact(fact)))
+        return events
 
     async def _logs(self, max_age_s: float) -> tuple[Sequence[CommitSummary | Entry | None], ...]:
         for each in (self.history.log, self.evaluations):

@@ -31,7 +31,7 @@ def follow(
 ) -> None:
     """Write the metrics of each committed step to TensorBoard or Weights & Biases.
 
-    With --json a line is written for each step, as the event `commit` of the API has it.
+    With --json, print a line for each step, in the format of the API's event `commit`.
     """
     from digenrl.follow.steps import MetricTargets
     from digenrl.follow.steps import follow as follow_run

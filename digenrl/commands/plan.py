@@ -24,9 +24,7 @@ def plan(
     context: typer.Context,
     recipe: Annotated[
         Path | None,
-        typer.Argument(
-            help="a recipe, which gives the batch and the schedule", callback=recipe_file
-        ),
+        typer.Argument(help="recipe with the batch and the schedule", callback=recipe_file),
     ] = None,
     profile: Annotated[
         str | None, typer.Option(help="cost profile; by default the profile of the model's network")
@@ -43,16 +41,16 @@ def plan(
     site: Annotated[
         list[str] | None,
         typer.Option(
-            help="more GPUs, behind a line: their site's name, kind, number, Mbit/s up and down, "
-            "and round trip, e.g. lab:a100=16@100/100,40ms; may be repeated"
+            help="GPUs at a remote site, e.g. lab:a100=16@100/100,40ms: name, kind, number, Mbit/s "
+            "up and down, round-trip time; may be repeated"
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find out which devices should generate, which should train, and how much that gains."""
+    """Plan which devices generate and which train, and forecast the speedup."""
     options = given_keys(context)
     if recipe is None and options:
-        raise UserError(f"--{next(iter(options))}: is a key of a recipe, and none is given")
+        raise UserError(f"--{next(iter(options))}: a recipe key needs a recipe; name one")
     from digenrl.planning.output import plan_as_json, show_plan, wide_console
     from digenrl.planning.plan import plan as find_plan
     from shared.recipe.recipe import load_recipe

@@ -1,7 +1,7 @@
 """Writes each optimizer step of a run once to TensorBoard or Weights & Biases, or as lines.
 
-It reads only commit records and evaluations, as they appear: no service knows of it, and it may
-end and start at any time. Each writer finds its position in what it has written.
+The process reads commit records and evaluations from the object store and needs no service. It may
+be stopped and restarted at any time: each writer reads its position from its previous output.
 
     object store                     this process                      a folder, or a service
     commits/00000004.json  --------> step 4, if it is missing  ------> an event with all its values
@@ -56,7 +56,7 @@ class MetricTargets:
     """Destinations of metrics."""
 
     tensorboard: Path | None = None
-    """Folder in which each run gets a folder of its own."""
+    """Folder that contains one folder per run."""
     wandb: str | None = None
     """Project of Weights & Biases."""
     lines: bool = False
@@ -68,15 +68,15 @@ class MetricTargets:
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    """Describes a run that has begun."""
+    """A run that has its first commit record."""
 
     recipe: Recipe
     first: str
-    """Digest of its first commit record."""
+    """Digest of the run's first commit record."""
 
     @property
     def label(self) -> str:
-        """The run's name, and digits that distinguish it from other runs of the same name."""
+        """The run's name with a suffix that distinguishes runs of the same name."""
         return f"{self.recipe.run.name}-{self.first[:8]}"
 
 
@@ -99,31 +99,31 @@ async def follow(settings: ServiceSettings, targets: MetricTargets, *, once: boo
     """
     if not targets:
         raise UserError(
-            "--tensorboard, --wandb: name a folder, or a project, to write to; or --json"
+            "--tensorboard, --wandb: name a folder or a project to write to, or use --json"
         )
     check_installed(targets)
     store = open_store(settings.store)
-    with _told_to_end() as ended:
+    with _stop_signals() as stop:
         if once:
-            ended.set()
-        began = await _began(store, settings.run, ended)
-        if began is None:
+            stop.set()
+        started = await _wait_for_start(store, settings.run, stop)
+        if started is None:
             if once:
                 await needed_recipe(store, settings.run)
                 raise UserError(f"--run: {settings.run} has no version yet")
             return
         with ExitStack() as stack:
-            writers = _open(targets, began)
+            writers = _open(targets, started)
             for writer in writers:
                 stack.callback(writer.close)
-                log.info("following", label=began.label, next_step=writer.next_step)
-            await _follow(store, settings.run, writers, ended)
+                log.info("following", label=started.label, next_step=writer.next_step)
+            await _follow(store, settings.run, writers, stop)
 
 
-async def _began(store: ObjectStore, run: str, ended: asyncio.Event) -> RunStarted | None:
-    """Wait until the run has begun; returns None if this process is to end before that."""
+async def _wait_for_start(store: ObjectStore, run: str, stop: asyncio.Event) -> RunStarted | None:
+    """Wait until the run has started; returns None if a stop signal arrives before."""
     while True:
-        last_look = ended.is_set()
+        last_look = stop.is_set()
         try:
             recipe = await read_recipe(store, run)
             if recipe is not None and await read_commit(store, run, 0) is not None:
@@ -132,16 +132,16 @@ async def _began(store: ObjectStore, run: str, ended: asyncio.Event) -> RunStart
             log.warning("store_unavailable", error=str(error))
         if last_look:
             return None
-        await _pause(ended)
+        await _pause(stop)
 
 
 async def _follow(
-    store: ObjectStore, run: str, writers: Sequence[MetricWriter], ended: asyncio.Event
+    store: ObjectStore, run: str, writers: Sequence[MetricWriter], stop: asyncio.Event
 ) -> None:
     announced = AnnouncedEvaluations(store, run, Log.of_evaluations(store, run))
     while True:
-        # read before the look, so that all that is committed by then is written
-        last_look = ended.is_set()
+        # Read the flag first: steps committed before the stop signal are still written.
+        last_look = stop.is_set()
         try:
             await _write_new(store, run, writers)
             await _show_new(store, announced, writers)
@@ -149,7 +149,7 @@ async def _follow(
             log.warning("store_unavailable", error=str(error))
         if last_look:
             return
-        await _pause(ended)
+        await _pause(stop)
 
 
 async def _write_new(store: ObjectStore, run: str, writers: Sequence[MetricWriter]) -> None:
@@ -178,8 +178,7 @@ async def _show_new(
 
 
 class MetricLines:
-    """Writes lines of JSON to stdout, in the form of `/v1/events`; begins with step 1 at each
-    start."""
+    """Writes lines of JSON to stdout, in the format of `/v1/events`, from step 1 on."""
 
     def __init__(self) -> None:
         self.next_step = 1
@@ -189,7 +188,7 @@ class MetricLines:
         self.next_step = record.policy.version + 1
 
     def needs(self, finished: FinishedEvaluation) -> bool:
-        """Write the figures of an evaluation; pictures are not for lines."""
+        """Write the figures of an evaluation; lines have no pictures."""
         fields = evaluation_fields(finished.entry)
         typer.echo(json.dumps({"event": "evaluation", "data": fields}))
         return False
@@ -198,33 +197,33 @@ class MetricLines:
         """Do nothing."""
 
     def close(self) -> None:
-        """Do nothing: each line is written at once."""
+        """Do nothing: lines are not buffered."""
 
 
-def _open(targets: MetricTargets, began: RunStarted) -> list[MetricWriter]:
+def _open(targets: MetricTargets, started: RunStarted) -> list[MetricWriter]:
     writers: list[MetricWriter] = []
     if targets.tensorboard is not None:
         from digenrl.follow.tensorboard import TensorBoard
 
-        writers.append(TensorBoard(targets.tensorboard / began.label))
+        writers.append(TensorBoard(targets.tensorboard / started.label))
     if targets.wandb is not None:
         from digenrl.follow.wandb import WeightsAndBiases
 
-        writers.append(WeightsAndBiases(targets.wandb, began.label, began.recipe))
+        writers.append(WeightsAndBiases(targets.wandb, started.label, started.recipe))
     if targets.lines:
         writers.append(MetricLines())
     return writers
 
 
-async def _pause(ended: asyncio.Event) -> None:
+async def _pause(stop: asyncio.Event) -> None:
     try:
-        await asyncio.wait_for(ended.wait(), POLL_S)
+        await asyncio.wait_for(stop.wait(), POLL_S)
     except TimeoutError:
         return
 
 
 @contextmanager
-def _told_to_end() -> Iterator[asyncio.Event]:
+def _stop_signals() -> Iterator[asyncio.Event]:
     event, loop = asyncio.Event(), asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, event.set)

@@ -12,7 +12,7 @@ from digenrl.hub.fetch import Download, ShowLine, alone, check_space, name_commi
 from shared.errors import UserError
 from shared.learning.dataset_rows import ConversionCounts, UnreadableError, make_prompts
 from shared.learning.hub_datasets import PROMPTS_FILE, chosen_files
-from shared.learning.own_files import files_digest, note_made, split_files
+from shared.learning.own_files import files_digest, note_conversion, split_files
 from shared.limits import MAX_TEXT
 from shared.models.hub import MAIN
 from shared.recipe.dataset import Dataset
@@ -117,7 +117,7 @@ def _convert_files(
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         unfinished.rename(folder)
-    note_made(dataset.storage, source, dataset.selection, digest, state)
+    note_conversion(dataset.storage, source, dataset.selection, digest, state)
     _tell(f"{source}: {counts.prompts} prompts", counts, say)
     return digest
 

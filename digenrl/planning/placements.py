@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from digenrl.planning.hosts import Hosts
 from digenrl.planning.planner import PlanResult, plan_split
-from digenrl.planning.remedies import generating, keys, sharing, would_fit
+from digenrl.planning.remedies import keys, sharded_uses, smaller_rollout_uses, would_fit
 from digenrl.planning.runnable import HostGpus, as_toml
 from digenrl.planning.search import SEARCH_CPU_S
 from digenrl.planning.sites import SiteAdvice
@@ -145,10 +145,10 @@ def placements(costs: Profile, use: ModelUse | None, devices: Devices) -> Iterat
     most: set[tuple[str, Role]] = set()
     streamed, rows = False, 0
     whole = replace(use, ranks=1)
-    for shared in (whole, *sharing(whole)):
+    for shared in (whole, *sharded_uses(whole)):
         if shared is not whole and any(role == "member" for _, role in most):
             return
-        for wanted in (shared, *generating(shared)):
+        for wanted in (shared, *smaller_rollout_uses(shared)):
             profile, sized_profile = _on(costs, shared, wanted, list(present(devices)))
             able = _able(profile, devices)
             quantised, more = sized_profile.weights != use.weights, _rows(profile, able)

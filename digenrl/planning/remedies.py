@@ -1,17 +1,16 @@
-"""Recipe keys that make a model fit a device that is too small for it.
+"""Recipe keys that reduce the memory of a model on a device that is too small.
 
-Remedies are tried from what changes no result to what changes some:
+The order of the remedies is: first those that do not change results.
 
-fragments    fewer samples at a time
-encoder      prompts are encoded by a process of its own, so that no device that generates holds
-             the text encoders: the same bytes
+fragments    fewer samples at the same time
+encoder      a separate process runs the text encoders, and the results are bit-identical
 tiles        videos are decoded in tiles
-streamed     the network's blocks come from the host's memory, one after the other: the same
-             weights, and no faster than PCIe
-int8         the network is quantised on rollout devices, and what that changes is weighted
+streamed     the network's blocks are copied from the host's memory one after the other; the
+             weights are the same, and PCIe limits the speed
+int8         rollout devices quantise the network, and importance weights correct the difference
 
-and for a device that trains, not to generate, to share the weights in a shard group, to train an
-adapter on a network that is quantised, and to stream the network's blocks.
+Further remedies for a device that trains: it does not generate, it shares the weights in a shard
+group, it trains an adapter on a quantised network, or it streams the network's blocks.
 """
 
 from collections.abc import Iterator
@@ -33,86 +32,89 @@ from services.scheduler.costs.profile import Profile, Role, device
 from shared.models.memory import Quantised
 
 ADAPTER_BASE_FORMS: tuple[Quantised, ...] = ("int8", "nf4")
-"""Forms of the network under an adapter that are tried."""
+"""Quantised forms of the network under a trained adapter."""
 SHARD_DEVICES = (2, 4, 8)
-"""Sizes of shard groups that are tried."""
+"""Possible sizes of shard groups."""
 MEMORY_NEEDS = {"rollout": rollout_needs, "trainer": trainer_needs, "member": member_needs}
 ONLY_TRAINS = {"schedule.mode": "disaggregated", "schedule.tag": "off"}
-"""Keys of a recipe in which devices that train do not generate."""
+"""Keys by which members only train."""
 
 
 def would_fit(profile: Profile, use: ModelUse, kind: str, role: Role) -> str:
-    """Return what would make the model fit this kind of device in this role, in a few words; empty
-    if the profile does not know."""
+    """Return a clause with the keys by which the model fits this kind of device in this role; empty
+    if the profile has no memory figures."""
     if profile.memory is None:
         return ""
-    has = device(profile, kind).memory_gib
-    least: DeviceMemory | None = None
-    for each, does in _ways(use, role):
-        needed = MEMORY_NEEDS[does](profile.memory, each)
-        if needed.total <= has * MEMORY_SHARE:
+    available_gib = device(profile, kind).memory_gib
+    smallest: DeviceMemory | None = None
+    for each, new_role in _alternatives(use, role):
+        needed = MEMORY_NEEDS[new_role](profile.memory, each)
+        if needed.total <= available_gib * MEMORY_SHARE:
             remedy_keys = keys(use, each)
-            remedy_keys |= ONLY_TRAINS if does != role else {}
+            remedy_keys |= ONLY_TRAINS if new_role != role else {}
             return f"it would take {needed.total:.3g} GiB with {as_toml(remedy_keys)}"
-        if least is None or needed.total < least.total:
-            least = needed
-    return "" if least is None else f"no key makes it fit, {least.total:.3g} GiB are the least"
+        if smallest is None or needed.total < smallest.total:
+            smallest = needed
+    if smallest is None:
+        return ""
+    return f"no key makes it fit; the minimum is {smallest.total:.3g} GiB"
 
 
 def for_rows(profile: Profile, use: ModelUse, kind: str, role: Role, rows: int) -> str:
-    """Return the keys with which training passes on this kind of device have this many rows; empty
-    without any."""
-    for each, does in _ways(use, role):
-        if does == role and pass_rows(with_memory(profile, each), kind, role) >= rows:
+    """Return the keys by which training passes on this kind of device can have this many rows;
+    empty if there are no such keys."""
+    for each, new_role in _alternatives(use, role):
+        if new_role == role and pass_rows(with_memory(profile, each), kind, role) >= rows:
             return as_toml(keys(use, each))
     return ""
 
 
-def _ways(use: ModelUse, role: Role) -> Iterator[tuple[ModelUse, Role]]:
-    """Yield the uses that take less of a device than ``use`` does in this role; of one that
-    generates and trains, also as one that only trains."""
+def _alternatives(use: ModelUse, role: Role) -> Iterator[tuple[ModelUse, Role]]:
+    """Yield uses that need less memory than ``use`` in this role. For a device that generates and
+    trains, some uses have the role of a device that only trains."""
     if role == "rollout":
-        yield from ((each, role) for each in generating(use))
+        yield from ((each, role) for each in smaller_rollout_uses(use))
         return
     if role == "member":
-        apart = replace(use, encodes=False)
-        for each in (replace(use, fragment=1), apart, replace(apart, tiles=True)):
+        smaller = replace(use, encodes=False)
+        for each in (replace(use, fragment=1), smaller, replace(smaller, tiles=True)):
             yield each, role
         yield use, "trainer"
     roles: tuple[Role, ...] = ("member", "trainer") if role == "member" else ("trainer",)
-    yield from ((each, does) for does in roles for each in sharing(use))
+    yield from ((each, new_role) for new_role in roles for each in sharded_uses(use))
     if use.rank and use.ranks == 1:
-        apart, forms = replace(use, encodes=False), ADAPTER_BASE_FORMS if use.base is None else ()
-        changes = [replace(apart, base=form) for form in forms]
+        smaller = replace(use, encodes=False)
+        forms = ADAPTER_BASE_FORMS if use.base is None else ()
+        changes = [replace(smaller, base=form) for form in forms]
         if not use.trainer_streams:
-            changes.append(replace(apart, streams=True, trainer_streams=True))
-        yield from ((each, does) for does in roles for each in changes)
-        yield from ((replace(each, fragment=1), does) for does in roles for each in changes)
+            changes.append(replace(smaller, streams=True, trainer_streams=True))
+        yield from ((each, new_role) for new_role in roles for each in changes)
+        yield from ((replace(each, fragment=1), new_role) for new_role in roles for each in changes)
 
 
-def generating(use: ModelUse) -> Iterator[ModelUse]:
-    """Yield the uses that take less of a device that generates than ``use`` does."""
-    apart = replace(use, encodes=False)
+def smaller_rollout_uses(use: ModelUse) -> Iterator[ModelUse]:
+    """Yield uses that need less memory than ``use`` on a device that generates."""
+    smaller = replace(use, encodes=False)
     if use.fragment > 1:
         yield replace(use, fragment=1)
-    yield apart
-    yield replace(apart, tiles=True)
+    yield smaller
+    yield replace(smaller, tiles=True)
     if not use.rank or use.streams or use.weights is not None or use.base is not None:
         return
-    quantised = (replace(apart, weights="int8"),) if use.can_weigh else ()
-    for change in (replace(apart, streams=True), *quantised):
+    quantised = (replace(smaller, weights="int8"),) if use.can_weigh else ()
+    for change in (replace(smaller, streams=True), *quantised):
         yield change
         yield replace(change, tiles=True)
 
 
-def sharing(use: ModelUse) -> Iterator[ModelUse]:
-    """Yield the uses of larger shard groups, which share no quantised weights."""
+def sharded_uses(use: ModelUse) -> Iterator[ModelUse]:
+    """Yield uses with larger shard groups; quantised weights cannot be sharded."""
     if use.base is None:
         yield from (replace(use, ranks=size) for size in SHARD_DEVICES if size > use.ranks)
 
 
 def keys(before: ModelUse, after: ModelUse) -> dict[str, Any]:
-    """Return what to write into a recipe for one use in place of another."""
+    """Return the recipe keys that change one use into another."""
     keys_before = _keys(before)
     changed_keys = {key: value for key, value in _keys(after).items() if value != keys_before[key]}
     if "trainer.shard_devices" in changed_keys:

@@ -1,9 +1,8 @@
-"""Prompts that are made of a user's own files: of which files, and whether they are still the same.
+"""Converts a user's own files to prompts once, and detects later changes of the files.
 
-    CACHE/datasets--@files/made/FOLDER-COLUMNS   prompts made of a folder, and the files they
-        came from
+    CACHE/datasets--@files/made/FOLDER-COLUMNS   note: digests of the prompts and of their files
 
-No file is read to detect changes: names, sizes and times are compared.
+Changes are detected by names, sizes and modification times, without reading files.
 """
 
 import hashlib
@@ -16,14 +15,14 @@ from shared.learning.hub_datasets import FORMATS, chosen_files
 
 
 def split_files(source: Path, config: str | None, split: str) -> tuple[Path, list[str]]:
-    """Return the folder of a user's files, and which of them hold a split, in order.
+    """Return a folder and the names of its files that belong to a split, in order.
 
     Args:
-        source: a folder, or a file, which is read with any split in its name.
+        source: a folder, or a single file, which belongs to every split.
 
     Raises:
-        UserError: if it does not exist; the message begins with the key in the table of the data
-            set.
+        UserError: if the source does not exist or has another format; the message begins with the
+            recipe key.
     """
     if not source.exists():
         raise UserError(f"folder: there is no {source}; name a folder, or a file, of this host")
@@ -34,19 +33,19 @@ def split_files(source: Path, config: str | None, split: str) -> tuple[Path, lis
     names = [file.relative_to(source).as_posix() for file in _files(source)]
     if not any(name.endswith(FORMATS) for name in names):
         raise UserError(
-            f"folder: {source} has no file named {', '.join(FORMATS)}; one of "
+            f"folder: {source} has no file named {', '.join(FORMATS)}; a folder of "
             "Dataset.save_to_disk goes into data.prompts"
         )
     return source, chosen_files(names, (), config, split)
 
 
 def converted_digest(place: Path, source: Path, selection: str) -> str | None:
-    """Return the digest of the prompts that were made of files; None before that, or if the files
-    have changed since.
+    """Return the digest of the prompts of files; None if the files are not converted or have
+    changed since their conversion.
 
     Args:
-        place: folder of what is made of files of this host.
-        selection: name of what is taken of the files.
+        place: cache folder of converted files.
+        selection: name of the selected columns and split.
     """
     try:
         digest, files_digest_before = json.loads(_note(place, source, selection).read_bytes())
@@ -55,8 +54,8 @@ def converted_digest(place: Path, source: Path, selection: str) -> str | None:
     return str(digest) if files_digest_before == files_digest(source) else None
 
 
-def note_made(place: Path, source: Path, selection: str, digest: str, state: str) -> None:
-    """Note what was made of files in this state, for `converted_digest`."""
+def note_conversion(place: Path, source: Path, selection: str, digest: str, state: str) -> None:
+    """Record the digest of the prompts and the state of their files, for `converted_digest`."""
     note = _note(place, source, selection)
     note.parent.mkdir(parents=True, exist_ok=True)
     unfinished = note.with_suffix(".new")
@@ -65,12 +64,12 @@ def note_made(place: Path, source: Path, selection: str, digest: str, state: str
 
 
 def files_digest(source: Path) -> str:
-    """Return a digest of the files' names, sizes and times, the images among them as well."""
+    """Return a digest of the names, sizes and modification times of all files, with images."""
     files = [source] if source.is_file() else sorted(_files(source))
     state = hashlib.sha256()
     for file in files:
-        about = file.stat()
-        state.update(f"{file}\n{about.st_size}\n{about.st_mtime_ns}\n".encode())
+        status = file.stat()
+        state.update(f"{file}\n{status.st_size}\n{status.st_mtime_ns}\n".encode())
     return state.hexdigest()
 
 

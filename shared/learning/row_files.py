@@ -11,18 +11,18 @@ from shared.errors import how_to_install, not_utf8
 
 TXT, CSV, PARQUET, ARROW = ".txt", ".csv", ".parquet", ".arrow"
 PROMPT = "prompt"
-"""Column of a text file, which has no others."""
+"""The only column of a text file."""
 ROWS_AT_ONCE = 32
-"""Rows of a table in memory; a row may hold an image."""
+"""Number of rows of a table that are in memory together; a row may contain an image."""
 
 Rows = Iterator[tuple[str, Mapping[str, Any]]]
-"""Where each row is, such as "line 3", and its cells by column; an empty cell of CSV is None."""
+"""Position of each row, such as "line 3", and its cells by column; empty CSV cells are None."""
 CheckColumns = Callable[[Sequence[str]], object]
-"""Raises UserError if the file lacks a column; takes the columns that the file has."""
+"""Receives the columns of a file, and raises UserError if one is missing."""
 
 
 class UnreadableFileError(Exception):
-    """A file of rows cannot be read: the reason, to follow its name, and the remedy."""
+    """A file of rows cannot be read. The reason continues a sentence that begins with the file."""
 
     def __init__(self, reason: str, remedy: str = "") -> None:
         super().__init__(reason)
@@ -30,12 +30,12 @@ class UnreadableFileError(Exception):
 
 
 def read_file(file: Path, check: CheckColumns, columns: Collection[str] | None = None) -> Rows:
-    """Yield the rows of a file, in the format of its suffix; JSON if the suffix is another one.
+    """Yield the rows of a file in the format of its suffix; for an unknown suffix, in JSON.
 
     Args:
-        check: called with the columns before any row; for JSON after the last one, as a column need
-            not be in each row.
-        columns: columns to read of a table, by default all.
+        check: is called with the columns before the first row. For JSON it is called after the
+            last row, because rows may have different columns.
+        columns: columns of a Parquet table to read; by default all.
 
     Raises:
         UnreadableFileError: if the file has another format.
@@ -55,7 +55,7 @@ def read_file(file: Path, check: CheckColumns, columns: Collection[str] | None =
                 yield from _json_rows(stream, check)
     except UnicodeDecodeError as error:
         reason = f"cannot be read: it is no text in UTF-8 ({not_utf8(file)})"
-        raise UnreadableFileError(reason, "save it as UTF-8, if it is a text") from error
+        raise UnreadableFileError(reason, "save it as UTF-8") from error
     except OSError as error:
         raise UnreadableFileError(f"cannot be read: {error.strerror or error}") from error
 
@@ -74,11 +74,11 @@ def _table_rows(file: Path, check: CheckColumns, columns: Collection[str] | None
                 batches = stack.enter_context(pyarrow.ipc.open_stream(source))
                 check(batches.schema.names)
             else:
-                opened = stack.enter_context(pyarrow.parquet.ParquetFile(file))
-                names = opened.schema_arrow.names
+                table = stack.enter_context(pyarrow.parquet.ParquetFile(file))
+                names = table.schema_arrow.names
                 check(names)
                 wanted = [name for name in names if columns is None or name in columns]
-                batches = opened.iter_batches(ROWS_AT_ONCE, columns=wanted)
+                batches = table.iter_batches(ROWS_AT_ONCE, columns=wanted)
             for batch in batches:
                 for row in batch.to_pylist():
                     number += 1
@@ -89,26 +89,26 @@ def _table_rows(file: Path, check: CheckColumns, columns: Collection[str] | None
 
 
 def _csv_rows(rows: "csv.DictReader[str]", check: CheckColumns) -> Rows:
-    """Yield rows of texts, without the columns that have no name, such as pandas' row numbers."""
+    """Yield rows without unnamed columns, such as the row numbers of pandas."""
     try:
         check(list(rows.fieldnames or ()))
         for row in rows:
             if None in row:  # cells beyond the last name
                 raise UnreadableFileError(
                     f"line {rows.line_num} has more cells than the first line has names",
-                    "put text that has a comma in double quotes",
+                    "put text with a comma in double quotes",
                 )
             cells = {name: cell or None for name, cell in row.items() if name}
             yield f"line {rows.line_num}", cells
     except csv.Error as error:
         raise UnreadableFileError(
             f"cannot be read after line {rows.line_num}: {error}",
-            "close every double quote, and double those within a text",
+            "close every double quote, and double the quotes within a text",
         ) from error
 
 
 def _json_rows(stream: Any, check: CheckColumns) -> Rows:
-    """Yield the objects of a list, or of lines."""
+    """Yield the objects of a JSON list or of JSON lines."""
     names: dict[str, None] = {}
     where = "line 1"
     try:

@@ -137,7 +137,7 @@ def test_what_no_key_makes_fit_is_said() -> None:
     tiny = FLUX.devices["4090"].model_copy(update={"memory_gib": 2.0})
     profile = FLUX.model_copy(update={"devices": {"4090": tiny}})
     said = would_fit(profile, use_of(FLUX), "4090", "rollout")
-    assert said == "no key makes it fit, 4.26 GiB are the least"
+    assert said == "no key makes it fit; the minimum is 4.26 GiB"
 
 
 def test_smaller_fragments_are_tried_before_anything_that_costs() -> None:

@@ -1,4 +1,4 @@
-"""Checks whether a recipe can run, and forecasts what it takes on given devices."""
+"""Checks whether a recipe can run, and forecasts its time and memory on given devices."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -36,24 +36,24 @@ COMPLETE_RECIPE = Verdict(
 
 @dataclass(frozen=True)
 class CheckedRun:
-    """Describes a recipe that can run."""
+    """Result of the check of a recipe."""
 
     path: Path
     recipe: Recipe
     elsewhere: bool
-    """Whether model and rewards are on other hosts and were not looked for here."""
+    """Whether the check skipped model and rewards, because they are on other hosts."""
     forecast: Forecast | None
-    """Forecast for the given devices, if there are any."""
+    """Forecast for the given devices, or for the GPUs of this machine; None without devices."""
     verdict: Verdict
     trace: Trace | None = None
     """Result of a trace, if one was requested."""
 
     @cached_property
     def lines(self) -> list[str]:
-        """Findings for people, one per line."""
-        return list(self._said())
+        """Text of the result, line by line."""
+        return list(self._lines())
 
-    def _said(self) -> Iterator[str]:
+    def _lines(self) -> Iterator[str]:
         recipe, batch = self.recipe, self.recipe.batch
         yield (
             f"{self.path}: {recipe.run.steps} steps of {batch.groups} groups x {batch.group_size} "
@@ -63,18 +63,18 @@ class CheckedRun:
             size, what = _size(versions_bytes(recipe)), "weights, checkpoints and trajectories"
             yield f"the object store holds up to {size} of {what} at a time"
             disk = _size(disk_bytes(recipe))
-            yield f"the store of `digenrl up` takes up to {disk} of its disk for these"
+            yield f"the store of `digenrl up` needs up to {disk} of disk space for these"
         if self.elsewhere:
             yield "the model and the rewards were not checked: they are on other hosts"
-        yield from self._of_choices()
+        yield from self._derived_values()
         if self.trace is not None:
             yield from trace_lines(self.trace, recipe)
         if self.forecast is not None:
             yield from lines(self.forecast)
         yield from (each.line for each in implied_values(recipe))
 
-    def _of_choices(self) -> Iterator[str]:
-        """Name values that depend on more than the recipe, such as a value of "auto"."""
+    def _derived_values(self) -> Iterator[str]:
+        """Report values that do not follow from the recipe alone, such as the value of "auto"."""
         recipe = self.recipe
         yield from left_out(recipe)
         if recipe.evaluation.prompts is None:
@@ -121,32 +121,38 @@ def check(
     launch_us: str | None = None,
     say: ShowLine = ignore,
 ) -> CheckedRun:
-    """Check everything that could make a run fail at its start, with the options of `digenrl
-    check`. ``timing``: forecast the step time, not only the memory; ``counted``: trace also the
-    inputs of a cost profile, as without any profile of the model's network.
+    """Check all requirements of a run's start, with the options of `digenrl check`.
+
+    Args:
+        timing: forecast the step time, not only the memory.
+        counted: also trace the inputs of a cost profile. This is automatic for a model without a
+            profile.
 
     Raises:
-        UserError: with a line for each problem and its remedy."""
+        UserError: with a line for each problem and its remedy.
+    """
     recipe = load_recipe(path, options)
     if not elsewhere and make_own_prompts(recipe, say):
         recipe = load_recipe(path, options)
     counted = traced and (counted or (profile is None and not has_profile(recipe)))
-    recipe, elsewhere, model_trace = _look(recipe, elsewhere, counted if traced else None, say)
+    recipe, elsewhere, model_trace = _check_files(
+        recipe, elsewhere, counted if traced else None, say
+    )
     forecast_on = partial(
         forecast, recipe, profile=profile, host_gpus=host_gpus, streamed=streamed,
         host_memory=host_memory, timing=timing, trace=model_trace, launch_us=launch_us,
     )  # fmt: skip
     try:
         pool = given_pool(devices, hosts)
-        expected, verdict = _judge(recipe, pool, elsewhere, profile, forecast_on)
+        expected, verdict = _decide(recipe, pool, elsewhere, profile, forecast_on)
     except UserError:
         for line in trace_lines(model_trace, recipe) if model_trace else ():
-            say(line)  # what took a while, and says why
+            say(line)  # the trace took a minute or two, and explains the error
         raise
     return CheckedRun(path, recipe, elsewhere, expected, verdict, model_trace)
 
 
-def _look(
+def _check_files(
     recipe: Recipe, elsewhere: bool, counted: bool | None, say: ShowLine
 ) -> tuple[Recipe, bool, Trace | None]:
     """Check the files of a recipe, or trace its model unless ``counted`` is None."""
@@ -159,7 +165,7 @@ def _look(
     return recipe, elsewhere, None
 
 
-def _judge(
+def _decide(
     recipe: Recipe, pool: tuple[str, str] | None, elsewhere: bool, profile: str | None,
     forecast_on: Callable[..., Forecast],
 ) -> tuple[Forecast | None, Verdict]:  # fmt: skip
@@ -168,14 +174,14 @@ def _judge(
         return named, verdict_on(pool[1], named)
     if elsewhere:
         return None, COMPLETE_RECIPE
-    return _here(recipe, profile, forecast_on)
+    return _decide_here(recipe, profile, forecast_on)
 
 
-def _here(
+def _decide_here(
     recipe: Recipe, profile: str | None, forecast_on: Callable[[str], Forecast]
 ) -> tuple[Forecast | None, Verdict]:
-    """Returns the forecast for this machine's GPUs, where they and the model have costs, and the
-    verdict."""
+    """Returns the verdict for this machine, and the forecast for its GPUs if a cost profile covers
+    them."""
     cards = () if recipe.model.device == "cpu" else visible_cards()
     named, expected = [card for card in cards if card.kind], None
     if named and (profile is not None or has_profile(recipe)):
@@ -191,14 +197,14 @@ def _here(
 def _traced(
     recipe: Recipe, elsewhere: bool, is_counted: bool, say: ShowLine
 ) -> tuple[Recipe, bool, Trace]:
-    """Returns the recipe with the configuration that was traced, and whether its model and rewards
-    were taken to be on other hosts."""
+    """Returns the recipe with the traced configuration, whether model and rewards are assumed to be
+    on other hosts, and the trace."""
     configuration = find_configuration(recipe.model.folder, recipe.model.name)
     elsewhere = elsewhere or configuration.is_published
     if configuration.is_published:
         say(
-            f"{recipe.model.folder} is not here: tracing the configuration that "
-            f"{configuration.folder.name} is published with"
+            f"{recipe.model.folder} does not exist: tracing the published configuration of "
+            f"{configuration.folder.name}"
         )
     recipe = with_folder(recipe, configuration.folder)
     check_inputs(recipe, weights=False, elsewhere=elsewhere)
@@ -209,7 +215,7 @@ def _traced(
     if is_counted and recipe.model.trained == "lora":
         from digenrl.trace.work import counted
 
-        say("what the network computes, by the size of its samples")
+        say("tracing the network for several sizes of samples")
         model_trace = model_trace.model_copy(update={"counted": counted(recipe, setting)})
     return recipe, elsewhere, model_trace
 

@@ -1,7 +1,7 @@
-"""Finds problems of this machine that would keep a run from working, with remedies.
+"""Finds problems of this machine that prevent runs, with remedies.
 
-Each check looks at one thing and returns a finding. It deletes its probes again, an object in the
-store and brokers in a folder of their own.
+Each check returns a finding. Checks delete their probes: an object in the store, and brokers in a
+temporary folder.
 """
 
 import asyncio
@@ -64,12 +64,12 @@ VARIABLES = frozenset(
     "DIGENRL_FAILPOINT", "DIGENRL_EXAMPLES", "DIGENRL_KEYS",
     "DIGENRL_SCHEDULER_URL", "DIGENRL_SHOWN_URL",
 }  # fmt: skip
-"""Variables that some program of DigenRL reads."""
+"""Environment variables that DigenRL reads."""
 ADDRESSES = {
     "nats": "NATS_URL", "redis": "REDIS_URL", "store": "STORE_URL and DIGENRL_S3_ENDPOINT",
     "clock": "S3_ENDPOINT", "api": "API_TOKENS",
 }  # fmt: skip
-"""Settings with their addresses."""
+"""Variables with the address of each checked service, without the prefix `DIGENRL_`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Finding:
 
 
 def local_findings(runs: Path) -> Iterator[Finding]:
-    """Look at this machine."""
+    """Check this machine."""
     yield _python()
     yield from _packages()
     yield from _variables(os.environ)
@@ -99,20 +99,20 @@ def local_findings(runs: Path) -> Iterator[Finding]:
     yield _memory()
     yield _files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield _ports()
-    yield from (found := list(_brokers()))
-    if all(each.state == "ok" for each in found):
+    yield from (findings := list(_brokers()))
+    if all(each.state == "ok" for each in findings):
         yield path_finding(runs)
     yield from proxy_findings()
     yield from gpu_findings()
 
 
 def _python() -> Finding:
-    found = ".".join(str(part) for part in sys.version_info[:3])
-    return Finding("python", "ok", found)
+    python = ".".join(str(part) for part in sys.version_info[:3])
+    return Finding("python", "ok", python)
 
 
 def _packages() -> Iterator[Finding]:
-    """Compare what is installed with what this version of DigenRL needs."""
+    """Compare the installed packages with the requirements of this release."""
     num_checked = 0
     for line in requires("digenrl") or ():
         wanted = Requirement(line)
@@ -120,23 +120,23 @@ def _packages() -> Iterator[Finding]:
             continue
         num_checked += 1
         try:
-            there = version(wanted.name)
+            installed = version(wanted.name)
         except PackageNotFoundError:
             yield Finding("packages", "fault", f"{wanted.name} is not installed", "make install")
             continue
-        if not wanted.specifier.contains(Version(there), prereleases=True):
-            found = f"{wanted.name} is {there}, and {wanted.specifier} is needed"
-            yield Finding("packages", "fault", found, "make install")
-    yield Finding("packages", "ok", f"{num_checked} looked at")
+        if not wanted.specifier.contains(Version(installed), prereleases=True):
+            text = f"{wanted.name} is {installed}, and {wanted.specifier} is needed"
+            yield Finding("packages", "fault", text, "make install")
+    yield Finding("packages", "ok", f"{num_checked} checked")
 
 
 def _variables(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Name variables of ours that no code reads: most are mistyped."""
+    """Report variables with our prefix that no code reads; most are mistyped."""
     ours = [name for name in environment if name.startswith("DIGENRL_")]
     for name in sorted(set(ours) - VARIABLES):
         [near] = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.6) or [""]
         remedy = f"is {near} meant?" if near else "unset it"
-        yield Finding("environment", "fault", f"{name} is read by nobody", remedy)
+        yield Finding("environment", "fault", f"{name} is unknown", remedy)
     yield Finding("environment", "ok", f"{len(ours)} variables of DigenRL")
 
 
@@ -166,27 +166,27 @@ def _existing(runs: Path) -> Path:
 
 
 def _disk(runs: Path) -> Finding:
-    there = _existing(runs)
-    if not os.access(there, os.W_OK):
-        return Finding("disk", "fault", f"{there} cannot be written", "choose another --runs")
-    free = shutil.disk_usage(there).free
+    existing = _existing(runs)
+    if not os.access(existing, os.W_OK):
+        return Finding("disk", "fault", f"{existing} cannot be written", "choose another --runs")
+    free = shutil.disk_usage(existing).free
     if free < MIN_DISK_BYTES:
-        found = f"{there} has {free >> 20} MiB free"
-        return Finding("disk", "fault", found, "free some space, or choose another --runs")
-    return Finding("disk", "ok", f"{there} has {free >> 30} GiB free")
+        text = f"{existing} has {free >> 20} MiB free"
+        return Finding("disk", "fault", text, "free some space, or choose another --runs")
+    return Finding("disk", "ok", f"{existing} has {free >> 30} GiB free")
 
 
 def _memory() -> Finding:
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     state: State = "warning" if free < MIN_MEMORY_BYTES else "ok"
-    remedy = "end other programs: the demo needs 2 GiB" if state == "warning" else ""
+    remedy = "stop other programs: the demo needs 2 GiB" if state == "warning" else ""
     return Finding("memory", state, f"{free / 2**30:.1f} GiB free", remedy)
 
 
 def _files(limit: int) -> Finding:
     if 0 <= limit < MIN_OPEN_FILES:
-        found = f"a process may open {limit} files"
-        return Finding("open files", "fault", found, f"ulimit -n {4 * MIN_OPEN_FILES}")
+        text = f"a process may open {limit} files"
+        return Finding("open files", "fault", text, f"ulimit -n {4 * MIN_OPEN_FILES}")
     return Finding("open files", "ok", f"{limit}")
 
 
@@ -194,27 +194,28 @@ def _ports() -> Finding:
     try:
         return Finding("ports", "ok", f"{free_ports(1)[0]} is free on 127.0.0.1")
     except OSError as error:
-        return Finding("ports", "fault", f"none is free on 127.0.0.1: {error}", "end programs")
+        text = f"no port is free on 127.0.0.1: {error}"
+        return Finding("ports", "fault", text, "stop other programs")
 
 
 def _brokers() -> Iterator[Finding]:
-    for name, found in broker_binaries().items():
-        if isinstance(found, UserError):
-            remedy = "needed by `digenrl up` alone"
-            yield Finding("brokers", "warning", f"{name}: {found}", remedy)
+    for name, binary in broker_binaries().items():
+        if isinstance(binary, UserError):
+            remedy = "only `digenrl up` needs it"
+            yield Finding("brokers", "warning", f"{name}: {binary}", remedy)
         else:
-            yield Finding("brokers", "ok", f"{name}: {found}")
+            yield Finding("brokers", "ok", f"{name}: {binary}")
 
 
 def path_finding(runs: Path) -> Finding:
-    """Start brokers below the folder of runs, and end them."""
-    there = _existing(runs)
+    """Check that brokers start in a folder below the folder of runs."""
+    existing = _existing(runs)
     try:
-        with tempfile.TemporaryDirectory(dir=there, prefix=".doctor-") as folder:
+        with tempfile.TemporaryDirectory(dir=existing, prefix=".doctor-") as folder:
             asyncio.run(_start_brokers(Path(folder)))
     except (DigenRLError, OSError) as error:
         return Finding("path", "fault", str(error), "choose another --runs")
-    return Finding("path", "ok", f"brokers start below {there}")
+    return Finding("path", "ok", f"brokers start below {existing}")
 
 
 async def _start_brokers(folder: Path) -> None:
@@ -227,8 +228,8 @@ async def _start_brokers(folder: Path) -> None:
 
 def proxy_findings() -> Iterator[Finding]:
     for kind, proxy in proxies().items():
-        found = f"{kind.upper()}_PROXY={public(proxy)}, but not for loopback and a run's own hosts"
-        yield Finding("proxy", "ok", found)
+        text = f"{kind.upper()}_PROXY={public(proxy)}, but not for loopback and a run's own hosts"
+        yield Finding("proxy", "ok", text)
 
 
 def gpu_findings() -> list[Finding]:
@@ -238,66 +239,66 @@ def gpu_findings() -> list[Finding]:
         return [Finding("gpus", "fault", str(error))]
     if not gpus:
         hidden = f" ({VISIBLE}={os.environ[VISIBLE]})" if VISIBLE in os.environ else ""
-        remedy = "what a host takes to launch kernels is measured with a GPU"
+        remedy = "the time of kernel launches is measured only with a GPU"
         return [
-            Finding("gpus", "warning", f"none{hidden}: tiny models alone run on the CPU", remedy)
+            Finding("gpus", "warning", f"no GPU{hidden}: the CPU can run only tiny models", remedy)
         ]
     if find_spec("torch") is None:
-        return [Finding("gpus", "ok", f"{len(gpus)}, not tried: torch is not installed")]
-    found = try_gpus(gpus)
-    if found[0].state == "ok":
-        found.append(_try_gpu(gpus[0], TIME_LAUNCHES))
-    return found
+        return [Finding("gpus", "ok", f"{len(gpus)}, not tested: torch is not installed")]
+    findings = try_gpus(gpus)
+    if findings[0].state == "ok":
+        findings.append(_try_gpu(gpus[0], TIME_LAUNCHES))
+    return findings
 
 
 def try_gpus(gpus: Sequence[str]) -> list[Finding]:
-    """Compute on each of these GPUs."""
+    """Run a small computation on each of these GPUs."""
     with ThreadPoolExecutor() as pool:
         return list(pool.map(_try_gpu, gpus))
 
 
 def _try_gpu(gpu: str, program: str = GPU_TRIAL_CODE) -> Finding:
-    """Have a child compute on a GPU: what CUDA begins in a process stays there."""
+    """Run a small computation on a GPU in a child process, which alone initialises CUDA."""
     try:
-        ended = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-P", "-c", program], env={**os.environ, VISIBLE: gpu},
             capture_output=True, text=True, timeout=GPU_TRIAL_TIMEOUT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return Finding("gpus", "fault", f"GPU {gpu} does not answer", "restart the machine")
-    if ended.returncode == 0:
-        return Finding("gpus", "ok", f"GPU {gpu}: {ended.stdout.strip()}")
-    last = ended.stderr.strip().rpartition("\n")[2] or f"a child ended with {ended.returncode}"
+        return Finding("gpus", "fault", f"GPU {gpu} does not respond", "restart the machine")
+    if result.returncode == 0:
+        return Finding("gpus", "ok", f"GPU {gpu}: {result.stdout.strip()}")
+    last = result.stderr.strip().rpartition("\n")[2] or f"exit code {result.returncode}"
     return Finding("gpus", "fault", f"GPU {gpu}: {last.rpartition(f'{VISIBLE}={gpu}: ')[2]}")
 
 
 def recipe_finding(path: Path) -> Finding:
-    """Look whether a recipe can run here, as `digenrl up` does before it starts anything."""
+    """Check whether a recipe can run here, as `digenrl up` does before it starts processes."""
     try:
         check_inputs(load_recipe(path))
     except DigenRLError as error:
-        return Finding("recipe", "fault", str(error), "`digenrl check` has more")
+        return Finding("recipe", "fault", str(error), "`digenrl check` reports details")
     return Finding("recipe", "ok", str(path))
 
 
 async def service_findings(settings: ServiceSettings) -> list[Finding]:
-    """Look at the brokers and the store that the settings name, as a service's start does."""
+    """Check the brokers and the store of the settings, as a service does at its start."""
     checks: dict[str, Callable[[ServiceSettings], Awaitable[str]]] = {
         "nats": _nats, "redis": _redis, "store": _store, "clock": _clock, "api": _api,
     }  # fmt: skip
-    found = []
+    findings = []
     for name, check in checks.items():
         try:
             async with asyncio.timeout(SERVICE_TIMEOUT_S):
-                if said := await check(settings):
-                    found.append(Finding(name, "ok", said))
+                if text := await check(settings):
+                    findings.append(Finding(name, "ok", text))
         except DigenRLError as error:
-            found.append(Finding(name, "fault", str(error)))
+            findings.append(Finding(name, "fault", str(error)))
         except TimeoutError:
-            said = f"does not answer within {SERVICE_TIMEOUT_S:.0f} s"
-            remedy = f"look at DIGENRL_{ADDRESSES[name]}, and whether it runs"
-            found.append(Finding(name, "fault", said, remedy))
-    return found
+            text = f"does not respond within {SERVICE_TIMEOUT_S:.0f} s"
+            remedy = f"check DIGENRL_{ADDRESSES[name]}, and whether the service runs"
+            findings.append(Finding(name, "fault", text, remedy))
+    return findings
 
 
 async def _nats(settings: ServiceSettings) -> str:
@@ -305,7 +306,7 @@ async def _nats(settings: ServiceSettings) -> str:
         return ""
     async with settings.connect_bus() as bus:
         await bus.check()
-    return "answers, stores, and knows this user"
+    return "responds, stores messages, and accepts this user"
 
 
 async def _redis(settings: ServiceSettings) -> str:
@@ -317,8 +318,8 @@ async def _redis(settings: ServiceSettings) -> str:
         except Unavailable as error:
             raise UserError(f"DIGENRL_REDIS_URL: {error}") from error
         except NoPermissionError:
-            pass  # most roles read nothing there
-        return "answers, and knows this user"
+            pass  # most roles have no read access
+        return "responds, and accepts this user"
 
 
 async def _store(settings: ServiceSettings) -> str:
@@ -328,14 +329,14 @@ async def _store(settings: ServiceSettings) -> str:
     await check_store(settings.store, store, key, may_be_open=settings.open_brokers)
     await store.create(key, b"{}")
     await store.delete([key])
-    return f"{settings.store_place} keeps what is written, and creates once"
+    return f"{settings.store_place} stores objects, and supports exclusive create"
 
 
 async def _clock(settings: ServiceSettings) -> str:
-    """Compare this clock with the store's.
+    """Compare this machine's clock with the clock of the store.
 
     Raises:
-        UserError: if they differ by more than some seconds.
+        UserError: if the clocks differ by more than `MAX_SKEW_S`.
     """
     if settings.s3_endpoint is None:
         return ""
@@ -343,18 +344,18 @@ async def _clock(settings: ServiceSettings) -> str:
         async with httpx.AsyncClient(
             verify=settings.trusted, timeout=SERVICE_TIMEOUT_S, trust_env=False
         ) as client:
-            answer = await client.head(settings.s3_endpoint)
-        there = parsedate_to_datetime(answer.headers["date"]).timestamp()
+            response = await client.head(settings.s3_endpoint)
+        store_time = parsedate_to_datetime(response.headers["date"]).timestamp()
     except (httpx.HTTPError, KeyError, ValueError):
-        return ""  # the store's own check says more
-    skew = time.time() - there
+        return ""  # the check of the store reports the error
+    skew = time.time() - store_time
     if abs(skew) > MAX_SKEW_S:
         raise UserError(f"this clock differs by {skew:+.0f} s from the store's; run an NTP client")
     return f"{abs(skew):.0f} s from the store's"
 
 
 async def _api(settings: ServiceSettings) -> str:
-    """Look at the files by which an HTTP API of this host knows its callers."""
+    """Check the file of tokens by which an HTTP API of this host identifies its callers."""
     if settings.api_tokens is None:
         return ""
     HttpSettings(api_tokens=settings.api_tokens).access(settings.run)

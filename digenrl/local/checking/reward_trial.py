@@ -1,4 +1,4 @@
-"""Tries a reward function of the user's own on images of a folder, as a reward worker would."""
+"""Tests a user's reward function on the images of a folder, as a reward worker runs it."""
 
 import math
 import os
@@ -33,19 +33,19 @@ class RewardTrialResult(BaseModel):
 
 
 class RewardTrial(BaseModel):
-    """Is what `digenrl reward try --json` prints."""
+    """Result of `digenrl reward try`."""
 
     source: str
     function: str
     digest: str
     parameters: tuple[str, ...]
     environment: tuple[str, ...] | None
-    """Packages of its own environment; None if it runs in ours."""
+    """Packages of the function's own environment; None if it runs in the environment of DigenRL."""
     scores: list[RewardTrialResult]
     mean: float | None
-    """Mean of the scores that there are."""
+    """Mean over the images with a score; None if no image has a score."""
     seconds: float
-    """Time of the scoring, without the import."""
+    """Time of scoring, without the import of the file."""
 
     @property
     def failed(self) -> int:
@@ -58,7 +58,7 @@ def try_file(
     """Score the images of a folder.
 
     Raises:
-        UserError: one line, if file, folder or prompts are not what they should be.
+        UserError: one line, if the file, the folder or the prompts are invalid.
     """
     path, function = parse_source(source, "FILE")
     table = ScorerTable(
@@ -83,7 +83,7 @@ def try_file(
 
 
 def as_lines(trial: RewardTrial) -> Iterator[str]:
-    """Yield what is printed: a line per sample, and one of all."""
+    """Yield one line per image, and a last line with the mean."""
     width = max(len(each.image) for each in trial.scores)
     for each in trial.scores:
         text = f"no score: {each.reason}" if each.score is None else f"{each.score:.6g}"
@@ -98,8 +98,8 @@ def as_lines(trial: RewardTrial) -> Iterator[str]:
 
 
 def read_images(folder: Path) -> dict[str, Pixels]:
-    """Return the images (C, H, W) of a folder by their names, and videos (F, C, H, W) of its
-    folders: gray if the file is, otherwise RGB.
+    """Return the images (C, H, W) of a folder by name. A subfolder with images is a video
+    (F, C, H, W). Gray files have one channel, other files three (RGB).
 
     Raises:
         UserError: if the folder has none.
@@ -125,7 +125,7 @@ def _images_in(folder: Path) -> list[Path]:
 
 def _stacked(frames: Sequence[Pixels], folder: Path) -> Pixels:
     if len({frame.shape for frame in frames}) > 1:
-        raise UserError(f"--images: the frames in {folder} are not of one size")
+        raise UserError(f"--images: the frames in {folder} have different sizes")
     return np.stack(frames)
 
 
@@ -136,7 +136,7 @@ def _pixels(path: Path) -> Pixels:
         with Image.open(path) as opened:
             image = ImageOps.exif_transpose(opened)
             is_gray = image.mode in ("1", "L", "LA") or image.mode.startswith("I")
-            if image.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255
+            if image.mode.startswith("I"):  # Pillow clips 16-bit values at 255
                 image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
             pixels = np.asarray(image.convert("L" if is_gray else "RGB"), dtype=np.uint8)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -147,10 +147,10 @@ def _pixels(path: Path) -> Pixels:
 def _metadata(prompts: Path | None, samples: Sequence[Pixels]) -> Metadata:
     if prompts is None:
         return [{"prompt": ""}] * len(samples)
-    if not os.path.exists(prompts):  # noqa: PTH110 -- of a long text, Path.exists raises
+    if not os.path.exists(prompts):  # noqa: PTH110 -- Path.exists raises for a long text
         raise UserError(
-            f"--prompts: no file {prompts}; name a file with a prompt on each line, for each image "
-            "or one for all"
+            f"--prompts: no file {prompts}; name a file with one prompt per line: one for each "
+            "image, or one for all"
         )
     try:
         rows = read_rows(prompts)
@@ -162,12 +162,12 @@ def _metadata(prompts: Path | None, samples: Sequence[Pixels]) -> Metadata:
             f"--prompts: {prompts} has {len(rows)} prompts for {len(samples)} images; give one for "
             "all, or one for each in the order of their names"
         )
-    triples = zip(rows * (len(samples) // len(rows)), samples, strict=True)
-    return [_told(prompt, source, sample) for (prompt, source), sample in triples]
+    pairs = zip(rows * (len(samples) // len(rows)), samples, strict=True)
+    return [_arguments(prompt, source, sample) for (prompt, source), sample in pairs]
 
 
-def _told(prompt: Prompt, source: Path | None, sample: Pixels) -> Mapping[str, object]:
-    """Return a function's arguments for a sample: as in a run, a source image has its size."""
+def _arguments(prompt: Prompt, source: Path | None, sample: Pixels) -> Mapping[str, object]:
+    """Return the function's arguments for a sample; a source image is resized as in a run."""
     if source is None:
         return scorer_inputs(prompt)
     try:
@@ -179,7 +179,7 @@ def _told(prompt: Prompt, source: Path | None, sample: Pixels) -> Mapping[str, o
 def _scored(
     scorer: WeightedScorer, samples: dict[str, Pixels], metadata: Metadata
 ) -> Iterator[RewardTrialResult]:
-    """Score neighbours of one shape together, as in a group."""
+    """Score consecutive images of equal shape together, like a group."""
     names, first = list(samples), 0
     for last in range(1, len(names) + 1):
         if last < len(names) and samples[names[last]].shape == samples[names[first]].shape:
@@ -196,7 +196,7 @@ def _scored(
 
 
 def _trial(file: RewardFile, scores: list[RewardTrialResult], seconds: float) -> RewardTrial:
-    scores_of_images = [each.score for each in scores if each.score is not None]
+    numbers = [each.score for each in scores if each.score is not None]
     return RewardTrial(
         source=str(file.path),
         function=file.function,
@@ -204,6 +204,6 @@ def _trial(file: RewardFile, scores: list[RewardTrialResult], seconds: float) ->
         parameters=file.parameters.names,
         environment=file.dependencies if file.is_alone else None,
         scores=scores,
-        mean=math.fsum(scores_of_images) / len(scores_of_images) if scores_of_images else None,
+        mean=math.fsum(numbers) / len(numbers) if numbers else None,
         seconds=seconds,
     )

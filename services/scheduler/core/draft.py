@@ -1,7 +1,7 @@
-"""A mutable copy of the state in which fragments are being issued; no other code sees the copy.
+"""Collects the changes of many issued fragments before they become one new state.
 
-Opening a batch issues two fragments to every device. Each as a state of its own would be as many
-copies of all groups and workers; here the changes are collected, and one state is made of them.
+Opening a batch issues two fragments to every device. A new state for each fragment would copy all
+groups and workers each time. The draft is private to the code that issues fragments.
 """
 
 from dataclasses import dataclass, field, replace
@@ -21,15 +21,15 @@ from shared.messages.contracts import Prompt
 class StateDraft:
     plan: Plan
     state: State
-    """State before anything was issued; its costs, policy and decisions do not change."""
+    """State before the first fragment; its costs, policy and decisions do not change."""
     now: float
     samples_left: int = field(init=False)
-    """Samples that lent members may still take."""
+    """Number of samples that lent members may still generate."""
     _workers: dict[str, WorkerState] = field(default_factory=dict)
     _groups: dict[int, dict[int, GroupState]] = field(default_factory=dict)
-    """Changed groups by batch and index."""
+    """Changed groups, by batch and index of the group."""
     _begun: dict[int, BatchState] = field(default_factory=dict)
-    """Batches that were begun here."""
+    """New batches, by number."""
     _origins: dict[tuple[int, int], tuple[Prompt, int]] = field(default_factory=dict)
     """Results of `origin` by batch and group."""
 
@@ -43,14 +43,14 @@ class StateDraft:
         self._workers[worker.address] = worker
 
     def begin(self, index: int) -> BatchState:
-        """The batch as it was before; one that is begun early is new."""
+        """Return a batch without the changes of this draft; create the batch if it is new."""
         batch = self.state.find_batch(index) or self._begun.get(index)
         if batch is None:
             batch = self._begun[index] = new_batch(self.plan, index, self.now)
         return batch
 
     def group(self, batch: BatchState, index: int) -> GroupState:
-        """A group of ``batch``, which is as it was before, as it is now."""
+        """Return a group with the changes of this draft; ``batch`` is a result of `begin`."""
         changed = self._groups.get(batch.index)
         return (changed and changed.get(index)) or batch.groups[index]
 
@@ -58,8 +58,7 @@ class StateDraft:
         self._groups.setdefault(batch, {})[index] = group
 
     def origin(self, batch: int, group: int) -> tuple[Prompt, int]:
-        """Return a group's prompt and the first step of its window, which are found once for all of
-        its fragments."""
+        """Return a group's prompt and the first step of its window; cached for its fragments."""
         cached = self._origins.get((batch, group))
         if cached is None:
             plan = self.plan
@@ -70,10 +69,10 @@ class StateDraft:
         return cached
 
     def done(self, first: dict[int, int]) -> State:
-        """The state with all changes.
+        """Return the state with all changes.
 
         Args:
-            first: for a batch, a group before which none has anything to issue.
+            first: for each batch, the first group that may have unissued fragments.
         """
         state = self.state
         batches = (*state.batches, *self._begun.values())

@@ -1,6 +1,7 @@
-"""Qwen-Image: text-to-image, tokens of 2 x 2 latents, rescaled guidance; and its editing model,
-Qwen-Image-Edit, whose text encoder reads the source image, and which appends the tokens of the
-source's latents."""
+"""Qwen-Image (text-to-image) and its editing model, Qwen-Image-Edit.
+
+Tokens are 2 x 2 latents, and guidance is rescaled. In Qwen-Image-Edit the text encoder also reads
+the source image, and the tokens of the source's latents follow the tokens of the sample."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +23,11 @@ from shared.diffusion.loading.models import IMAGE, Conditions, ModelPart
 from shared.errors import UserError
 from shared.models.families import FamilySpec
 
-IMAGE_SIGN = "<|image_pad|>"
-"""Stands in a text for a piece of the image."""
+IMAGE_PLACEHOLDER = "<|image_pad|>"
+"""Placeholder token for a patch of the image in a text."""
 MAX_PADDING = 1 / 8
-"""Largest share of the tokens of both halves of guidance that padding may add, for them to be one
-call. A GPU computes padding like any token; a call takes a host some 8,000 launches."""
+"""Maximum fraction of padding tokens for which both halves of guidance share one call. A GPU
+computes padding like any token, and each call needs about 8,000 kernel launches."""
 
 
 class QwenImage(Family):
@@ -43,7 +44,7 @@ class QwenImage(Family):
 
     @property
     def lora_excluded(self) -> tuple[str, ...]:
-        # What the last block makes of the text is not used: it never has a gradient.
+        # The text output of the last block is unused, so these layers have no gradient.
         last = f"transformer_blocks.{self.config.num_layers - 1}"
         return tuple(
             f"{last}.{layer}" for layer in ("attn.add_q_proj", "attn.to_add_out", "txt_mlp")
@@ -56,11 +57,13 @@ class QwenImage(Family):
     def both(
         self, latents: Tensor, sigma: Tensor, empty: Conditions, prompt: Conditions, guidance: float
     ) -> tuple[Tensor, Tensor]:
-        """Pads the shorter text, where that adds few tokens. The sample alone decides, so that
-        rollout and trainer do the same."""
+        """Pads the shorter text if that adds few tokens. The decision depends only on the sample,
+        so rollout and trainer decide equally."""
         lengths = empty["text"].shape[1], prompt["text"].shape[1]
         is_split = self.cfg_gradient == "conditional" and torch.is_grad_enabled()
-        if is_split or not _pays(lengths, [latents, *(prompt[n] for n in prompt if n == IMAGE)]):
+        if is_split or not _is_padding_cheaper(
+            lengths, [latents, *(prompt[n] for n in prompt if n == IMAGE)]
+        ):
             return super().both(latents, sigma, empty, prompt, guidance)
         padded = [
             {**half, "text": nn.functional.pad(half["text"], (0, 0, 0, max(lengths) - length))}
@@ -93,12 +96,15 @@ class QwenImage(Family):
     def guided(
         self, unconditional: Tensor, conditional: Tensor, guidance: float | Tensor
     ) -> Tensor:
-        """Scales every token to the length that it has with the prompt alone: (B, C, h, w)."""
+        """Rescales every token of the guided velocity to the norm of the conditional velocity.
+
+        All velocities are (B, C, h, w).
+        """
         height, width = conditional.shape[-2:]
-        alone = pack(conditional)
-        both = pack(super().guided(unconditional, conditional, guidance))
-        scale = alone.norm(dim=-1, keepdim=True) / both.norm(dim=-1, keepdim=True)
-        return unpack(both * scale, height, width)
+        tokens = pack(conditional)
+        guided = pack(super().guided(unconditional, conditional, guidance))
+        scale = tokens.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True)
+        return unpack(guided * scale, height, width)
 
     def decode_latents(self, latents: Tensor) -> Tensor:
         vae = self.pipeline.vae
@@ -106,9 +112,12 @@ class QwenImage(Family):
         return video[:, :, 0]
 
 
-def _pays(lengths: tuple[int, int], images: list[Tensor]) -> bool:
-    """Whether padding texts to one length is cheaper than two calls, given the tokens of the images
-    (B, C, h, w) of a sample."""
+def _is_padding_cheaper(lengths: tuple[int, int], images: list[Tensor]) -> bool:
+    """Whether padding texts to equal length is cheaper than two calls.
+
+    Args:
+        images: latents of the sample and of its source image, (B, C, h, w).
+    """
     tokens = sum(each.shape[-2] * each.shape[-1] // 4 for each in images)
     padding = max(lengths) - min(lengths)
     return 0 < padding <= MAX_PADDING * (2 * tokens + sum(lengths))
@@ -131,22 +140,25 @@ class QwenImageEdit(QwenImage):
         pixels = in_model_space(image).to(vae.dtype).unsqueeze(2)
         encoded = vae.encode(pixels).latent_dist.mode()
         conditions = {
-            "text": self._text_beside(prompt, image),
+            "text": self._encode_with_image(prompt, image),
             IMAGE: normalised(encoded, vae)[:, :, 0].to(self.dtype),
         }
         if negative is not None:
-            conditions[NEGATIVE + "text"] = self._text_beside(negative, image)
+            conditions[NEGATIVE + "text"] = self._encode_with_image(negative, image)
         return conditions
 
-    def _text_beside(self, prompt: str, image: Tensor) -> Tensor:
-        """Encodes an image (1, 3, H, W), uint8, and a prompt after it to (1, L, width), without
-        padding; raises UserError if the image alone is as long as the text may be."""
+    def _encode_with_image(self, prompt: str, image: Tensor) -> Tensor:
+        """Encodes an image (1, 3, H, W), uint8, followed by a prompt, to (1, L, width).
+
+        Raises:
+            UserError: if the image has at least ``text_tokens`` tokens.
+        """
         picture = as_picture(image)
         tokens = self.pipeline.processor.num_tokens(picture)
         if tokens >= self.text_tokens:
             raise UserError(
-                f"model.text_tokens: the source image alone is {tokens} tokens, and "
-                f"{self.text_tokens} are allowed; set it to {tokens + 256} or more"
+                f"model.text_tokens: the source image alone has {tokens} tokens, and "
+                f"{self.text_tokens} are allowed; set the key to {tokens + 256} or more"
             )
         text: Tensor = self.pipeline.encode_prompt(prompt, picture)[0]
         return text[:, : self.text_tokens]
@@ -154,8 +166,8 @@ class QwenImageEdit(QwenImage):
 
 @dataclass(frozen=True)
 class TextAndImage:
-    """Makes of texts, and of an image in each, what Qwen2.5-VL takes: as transformers'
-    Qwen2VLProcessor, which also loads a processor of videos, and for that needs torchvision."""
+    """Processor of Qwen2.5-VL for texts with an image. It replaces transformers' Qwen2VLProcessor,
+    which also loads a video processor and therefore needs torchvision."""
 
     tokenizer: Any
     images: Any
@@ -163,7 +175,7 @@ class TextAndImage:
 
     @classmethod
     def load(cls, folder: Path, tokenizer: Any) -> "TextAndImage":
-        """Raises UserError if the folder has no settings of the image's processor."""
+        """Raises UserError if the folder has no configuration of the image processor."""
         from transformers import Qwen2VLImageProcessor
 
         try:
@@ -178,14 +190,16 @@ class TextAndImage:
         return cls(tokenizer, images)
 
     def num_tokens(self, picture: Any) -> int:
-        """Returns the number of tokens that an image is in a text."""
+        """Returns the number of tokens of an image in a text."""
         patches = self.images(images=picture, return_tensors="pt")["image_grid_thw"].prod()
         return int(patches // self.images.merge_size**2)
 
     def __call__(self, text: list[str], images: Any, **given: Any) -> Any:
-        """Returns token ids, their mask and the patches of the image, which stands in each text at
-        its sign."""
+        """Returns token ids, their mask and the patches of the image. The placeholder in each text
+        is replaced by one placeholder per token of the image."""
         image_inputs = self.images(images=images, return_tensors="pt")
-        signs = IMAGE_SIGN * self.num_tokens(images)
-        text_inputs = self.tokenizer([each.replace(IMAGE_SIGN, signs) for each in text], **given)
+        placeholders = IMAGE_PLACEHOLDER * self.num_tokens(images)
+        text_inputs = self.tokenizer(
+            [each.replace(IMAGE_PLACEHOLDER, placeholders) for each in text], **given
+        )
         return type(text_inputs)({**text_inputs, **image_inputs})

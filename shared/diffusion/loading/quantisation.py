@@ -1,13 +1,13 @@
-"""Linear layers that hold their weights in fewer bits than they compute with.
+"""Linear layers with quantised weights.
 
-Codes and scales are plain tensors: peft adapts such a layer as any other, its block is streamed,
-checkpointed and compiled as any other, and no package is needed. A matrix is dequantised for a
-product and let go. The backward pass does that again, so that the gradient of the input is exact,
-and a network under an adapter that is trained generates with the weights that it trains with.
+Codes and scales are plain tensors. Such a layer therefore supports peft adapters, streaming,
+gradient checkpointing and compilation like any other layer, and needs no package. Each product
+dequantises its matrix and then frees it. The backward pass dequantises the matrix again, so that
+the gradient of the input is exact. Generation and training of an adapter use the same weights.
 
-Only matrices of the network's blocks are quantised: what is outside of them (embeddings, the
-projections from and to latents) is small, and every step goes through it. nf4 has the values of
-bitsandbytes (Dettmers et al. 2023). Scales have the layer's type of computation.
+Only matrices of the network's blocks are quantised. The other weights (embeddings, projections
+from and to latents) are few, and errors in them affect every step. nf4 has the values of
+bitsandbytes (Dettmers et al. 2023). Scales have the compute dtype of the layer.
 """
 
 from itertools import product
@@ -20,36 +20,36 @@ from torch.nn import functional
 from shared.models.memory import NF4_GROUP, Form, is_block_matrix
 
 MAX_CODES = {"int8": 127.0, "w8a8": 127.0, "fp8": 448.0, "nf4": 1.0}
-"""Largest value of a code; its scale makes it the largest weight of a row or group."""
+"""Largest code of each form; code times scale is the largest weight of a row or group."""
 NF4_VALUES = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
     -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
     0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
     0.7229568362236023, 1.0,
 )  # fmt: skip
-"""Quantiles of a normal distribution."""
+"""Codes of nf4: quantiles of a normal distribution."""
 MIN_INT8_PRODUCT_ROWS = 17
-"""Fewest rows of which a GPU multiplies integers; matrices have sizes that `INT8_SIZE_MULTIPLE`
-divides."""
+"""Minimum number of rows for an integer matrix product on a GPU."""
 INT8_SIZE_MULTIPLE = 8
+"""Divisor of the matrix sizes that such a product supports."""
 MIN_SCALE = 1e-30
-"""Scale of a row of zeros."""
+"""Minimum scale, for rows of zeros."""
 
 Size = tuple[int, int]
 
 
 class QuantisedLinear(nn.Linear):
-    """Holds codes in place of weights, which are never trained."""
+    """A linear layer that holds codes instead of weights; the codes are never trained."""
 
     form: Form
     scale: nn.Parameter
     """(rows, 1)"""
     values: Tensor | None
-    """(256, 2): weights that a byte of nf4 stands for, before they are scaled."""
+    """(256, 2): the two unscaled weights of each byte of nf4."""
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Returns the type of the weights' values; peft makes an adapter of this type first."""
+        """Returns the type of the dequantised weights; peft creates adapters in this type."""
         return self.scale.dtype
 
     @property
@@ -57,7 +57,7 @@ class QuantisedLinear(nn.Linear):
         return self.out_features, self.in_features
 
     def expect(self, form: Form) -> None:
-        """Exchanges weights that have no values for codes and scales that have none."""
+        """Replaces uninitialised weights by uninitialised codes and scales."""
         device, dtype, rows = self.weight.device, self.weight.dtype, self.out_features
         codes, values = torch.empty(self.size, dtype=torch.int8, device=device), None
         if form == "nf4":
@@ -72,14 +72,14 @@ class QuantisedLinear(nn.Linear):
 
     @torch.no_grad()
     def hold(self, matrix: Tensor) -> None:
-        """Quantises weights (out, in)."""
+        """Quantises a matrix (out, in) and stores its codes and scales."""
         rows, largest = matrix.float(), MAX_CODES[self.form]
         if self.form == "nf4":
             padding = -matrix.numel() % NF4_GROUP
             rows = functional.pad(rows.flatten(), (0, padding)).view(-1, NF4_GROUP)
         scale = rows.abs().amax(1, keepdim=True) / largest
         self.scale.copy_(scale.clamp_min(torch.finfo(self.scale.dtype).tiny))
-        # By scales as they are held, so that the codes make up for their rounding.
+        # Divide by the rounded scales: the codes then compensate the rounding.
         self.weight.copy_(_codes((rows / self.scale.float()).clamp(-largest, largest), self.form))
 
     def forward(self, input: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class QuantisedLinear(nn.Linear):
 
 
 class _Product(torch.autograd.Function):
-    """Multiplies rows by a matrix that each pass dequantises, and none keeps."""
+    """Multiplies rows by a matrix that is dequantised in each pass and not saved for backward."""
 
     @staticmethod
     def forward(rows: Tensor, bias: Tensor | None, *tensors: Any) -> Tensor:
@@ -113,7 +113,7 @@ class _Product(torch.autograd.Function):
 
 
 def _codes(scaled: Tensor, form: Form) -> Tensor:
-    """Return the codes of weights (rows, n), with `MAX_CODES` as the largest code."""
+    """Return the codes of weights (rows, n) that are scaled to at most `MAX_CODES`."""
     if form == "fp8":
         return scaled.to(torch.float8_e4m3fn).view(torch.int8)
     if form != "nf4":
@@ -126,7 +126,7 @@ def _codes(scaled: Tensor, form: Form) -> Tensor:
 def dequantised(
     codes: Tensor, scale: Tensor, values: Tensor | None, form: Form, size: Size
 ) -> Tensor:
-    """Returns the weights (out, in) that codes stand for."""
+    """Returns the weights (out, in) of codes and scales."""
     if values is not None:
         groups = functional.embedding(codes.int(), values).flatten(1).mul_(scale)
         return groups.flatten()[: size[0] * size[1]].view(size)
@@ -136,14 +136,14 @@ def dequantised(
 
 
 def _multiplies_integers(rows: Tensor, size: Size) -> bool:
-    """Whether a GPU has a product of integers for inputs (n, in)."""
+    """Whether a GPU supports the integer product of inputs (n, in) and a matrix."""
     return len(rows) >= MIN_INT8_PRODUCT_ROWS and not any(
         each % INT8_SIZE_MULTIPLE for each in size
     )
 
 
 def _integer_product(rows: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """Quantises each of the inputs (n, in), and multiplies codes by codes: (n, out)."""
+    """Quantises each row of the inputs (n, in), and multiplies integer codes: (n, out)."""
     own = (rows.abs().amax(1, keepdim=True).float() / MAX_CODES["w8a8"]).clamp_min(MIN_SCALE)
     sums = torch._int_mm((rows / own).round().to(torch.int8).contiguous(), codes.t())
     product = (sums * own).mul_(scale.t()).to(rows.dtype)
@@ -151,7 +151,7 @@ def _integer_product(rows: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | 
 
 
 def quantise_blocks(network: nn.Module, form: Form | None) -> None:
-    """Has a network whose weights have no values yet hold the matrices of its blocks in a form."""
+    """Replaces the uninitialised matrices of a network's blocks by quantised layers."""
     for name, module in network.named_modules() if form in MAX_CODES else ():
         if type(module) is nn.Linear and is_block_matrix(f"{name}.weight", module.weight.shape):
             module.__class__ = QuantisedLinear
@@ -159,6 +159,6 @@ def quantise_blocks(network: nn.Module, form: Form | None) -> None:
 
 
 def quantised_layers(network: nn.Module) -> dict[str, QuantisedLinear]:
-    """Returns the layers that hold codes, by name."""
+    """Returns the quantised layers by name."""
     modules = dict(network.named_modules())
     return {name: each for name, each in modules.items() if isinstance(each, QuantisedLinear)}

@@ -1,4 +1,4 @@
-"""Measures time and memory of training passes, for the tuner of their sizes."""
+"""Measures time and memory of training passes, for the tuner of chunk sizes."""
 
 import time
 from collections.abc import Callable
@@ -16,9 +16,9 @@ def measured(
 ) -> Measurement:
     """Trains a group in chunks of this size, and measures time and memory.
 
-    On CUDA, memory is the allocator's peak, weights included. A process on a CPU does not know its
-    peak as well: there, memory is what the first forward pass keeps for its backward pass, which is
-    the part that grows with rows, without the weights.
+    On CUDA, memory is the peak of the allocator, including the weights. On a CPU, the peak of a
+    process is less precise. Memory is then the bytes that the first forward pass saves for its
+    backward pass: the part that grows with the number of rows.
     """
     if device.type == "cuda":
         return _measured_on_cuda(train, chunk, device)
@@ -46,9 +46,9 @@ def _measured_on_cuda(train: Callable[[], None], chunk: Chunk, device: torch.dev
 
 
 class SavedForBackward:
-    """Counts the bytes that autograd keeps between the first forward pass and its backward pass.
+    """Counts the bytes that autograd saves between the first forward pass and its backward pass.
 
-    A storage counts once, however many views of it are kept; the network's own do not count.
+    Views of the same storage count once, and weights do not count.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -62,13 +62,13 @@ class SavedForBackward:
         return sum(self._kept.values())
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """Counts a tensor of any shape, and returns it without its graph."""
+        """Counts a tensor of any shape, and returns the tensor without its graph."""
         storage = tensor.untyped_storage()
         if self._counting and storage.data_ptr() not in self._resident:
             self._kept[storage.data_ptr()] = storage.nbytes()
-        return tensor.detach()  # kept itself, an output would keep its graph alive
+        return tensor.detach()  # saving an output itself would keep its graph alive
 
     def unpack(self, tensor: Tensor) -> Tensor:
-        """Ends the count: the backward pass has begun."""
+        """Stops counting, because the backward pass has begun."""
         self._counting = False
         return tensor

@@ -1,4 +1,4 @@
-"""FSDP2: every rank keeps a share of the network's weights, and gathers a block for its passes."""
+"""FSDP2: every rank keeps a shard of the network's weights, and gathers a block for its passes."""
 
 import torch
 import torch.distributed as dist
@@ -10,23 +10,25 @@ from shared.diffusion.weights.trained_weights import is_adapter, trained_paramet
 
 
 def ranks_mesh(device: torch.device) -> DeviceMesh:
-    """Returns the mesh of all ranks, each with a device of this kind."""
+    """Returns the mesh of all ranks; each rank has a device of this type."""
     return init_device_mesh(device.type, (dist.get_world_size(),))
 
 
 def shard(
     network: nn.Module, mesh: DeviceMesh | None = None, *, passes_in: torch.dtype | None = None
 ) -> None:
-    """Shards the weights over all ranks, in place; each has to hold the same ones before, or all of
-    them none (on the meta device).
+    """Shards the weights over all ranks, in place. Before, all ranks hold the same weights, or all
+    weights are on the meta device.
 
-    An adapter stays whole on every rank: it is small, and its gradient is then summed once per
-    update. Weights that are trained themselves are sharded with their gradients and their optimizer
-    state, and their gradients are summed in every backward pass: whole, they would not fit.
+    An adapter is not sharded: it is small, and its gradient is summed once per update. If all
+    weights are trained, weights, gradients and optimizer state are sharded, and gradients are
+    summed in every backward pass.
 
-    ``mesh``: of the ranks, if it differs from the device of the weights. ``passes_in``: the type to
-    which passes round float32 shards; gradients are summed in float32. Only weights of that type
-    are sharded then: those that a network keeps in float32 are few, and stay whole.
+    Args:
+        mesh: mesh of the ranks, if their device differs from the device of the weights.
+        passes_in: compute dtype of passes, to which float32 shards are rounded; gradients are
+            summed in float32. Only weights of this dtype are sharded. The few weights that a
+            network keeps in float32 are not sharded.
     """
     mesh = mesh or ranks_mesh(next(network.parameters()).device)
     whole = set(trained_parameters(network).values()) if is_adapter(network) else set()
@@ -45,20 +47,20 @@ def shard(
 
 
 def hold_whole(network: nn.Module) -> None:
-    """Gather all weights on each rank, as passes use them: passes exchange nothing until
-    `hold_part`. All ranks do it together."""
+    """Gather all weights on each rank; passes then exchange no weights until `hold_part`. A
+    collective operation of all ranks."""
     for module in _sharded(network):
         module.set_reshard_after_forward(False, recurse=False)
         module.unshard()
 
 
 def hold_part(network: nn.Module) -> None:
-    """Leave each rank its part of the weights alone; each pass gathers a block for itself."""
+    """Reduce each rank to its shard of the weights; passes gather blocks again."""
     modules = _sharded(network)
     for module in modules:
         module.set_reshard_after_forward(True, recurse=False)
         module.reshard()
-    # Backward passes prefetch by the order of the passes before. Ranks have taken unlike numbers.
+    # Backward passes prefetch in the order of earlier passes, whose number differs between ranks.
     modules[0].reset_iter_state()
 
 

@@ -1,15 +1,16 @@
-"""The sets of trained weights that a device holds of one network.
+"""The sets of trained weights of one network on a device.
 
-    in use      the version that is trained; the network holds it
-    old         the policy that samples, where that is not the one that is trained
-    reference   reference of KL and DPO; it never changes, and for all weights it is on the host
-    start       start of the batch's first update, around which later updates are clipped
-    ahead       result of updates to the version in use, which is unchanged until `take`
-    before      sampler of the version before; fragments that it began are finished with it
+    in use      the version in training; the network's parameters
+    old         the old policy, which samples in place of the trained policy
+    reference   reference policy of KL and DPO; it never changes. If all weights are trained, this
+                set is in host memory
+    start       proximal policy: the version before the batch's first update
+    ahead       result of the updates so far; `take` puts it in use
+    before      sampling weights of the previous version, for fragments that began with it
 
-The network computes with another set by exchanging pointers: nothing is copied, and gradients stay
-with the parameters. Only the holder of the device may do that. A step or a copy reads a set by its
-name, whichever set the network uses at that time. `TrainedSets` (`shared.models.memory`) counts the
+The network switches to another set by exchanging pointers. Nothing is copied, and gradients stay
+with the parameters. Only the holder of the device's lock may switch. A step or a copy accesses a
+set by name and does not depend on the switch. `TrainedSets` (`shared.models.memory`) counts the
 sets.
 """
 
@@ -25,7 +26,7 @@ from shared.diffusion.weights.streaming import HostBlocks
 from shared.diffusion.weights.trained_weights import trained_parameters
 
 Tensors = Mapping[str, Tensor]
-"""Weights by exported name, of the parameters' shapes, on their device."""
+"""Weights by exported name, with the shapes and on the device of the parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class VersionSets:
 
     trained: Tensors
     sampling: Tensors
-    """The same tensors, if the sampling weights are the trained ones."""
+    """The same object as ``trained`` without an old policy."""
 
     @property
     def are_distinct(self) -> bool:
@@ -51,17 +52,17 @@ class WeightSets:
         self.reference: Tensors | HostBlocks = {}
         self.start: dict[str, Tensor] = {}
         self._in_use: Tensors = {}
-        """Noted by `settle`."""
+        """Set by `settle`."""
         self._ahead: Tensors = {}
         self._old_ahead: dict[str, Tensor] = {}
-        """The old policy of the version that is made."""
+        """Old policy of the version ahead."""
         self._old_ahead_differs = False
         self._before: Tensors = {}
         self._samples_before = False
 
     @property
     def newest(self) -> VersionSets:
-        """The newest version, in use or not yet."""
+        """The version ahead if there is one, otherwise the version in use."""
         trained = self._ahead or self._in_use
         differs = self._old_ahead_differs if self._old_ahead else self.training_differs
         return VersionSets(trained, self.newest_old if differs else trained)
@@ -72,14 +73,14 @@ class WeightSets:
         return self._old_ahead or self.old
 
     def copies(self, tensors: Tensors) -> dict[str, Tensor]:
-        """Copy weights to the network's device, where they stay as they are."""
+        """Return copies of weights on the network's device, which no update changes."""
         return {
             name: tensors[name].detach().to(each.device, copy=True)
             for name, each in self._parameters.items()
         }
 
     def keep_reference(self, *, on_host: bool) -> None:
-        """Keep what the network holds as what it is compared with."""
+        """Copy the network's weights as the reference policy."""
         if not on_host:
             self.reference = self.copies(self._parameters)
             return
@@ -91,7 +92,7 @@ class WeightSets:
     # The old policy.
 
     def keep_old(self) -> None:
-        """Begin an old policy at the weights of the network."""
+        """Start an old policy as a copy of the network's weights."""
         self.old = self.copies(self._parameters)
         self.old_differs = False
 
@@ -99,14 +100,14 @@ class WeightSets:
         self.old, self.old_differs = {}, False
 
     def follow(self, decay: float) -> None:
-        """Move the old policy towards what the network holds."""
+        """Move the old policy towards the network's weights."""
         self._follow(self.old, self._parameters, decay)
         self._changed(old_differs=decay > 0)
 
     @staticmethod
     @torch.no_grad()
     def _follow(old: Tensors, trained: Tensors, decay: float) -> None:
-        """Move weights in place: decay x these + (1 - decay) x those that are trained."""
+        """Set ``old`` to decay x ``old`` + (1 - decay) x ``trained``, in place."""
         for name, tensor in old.items():
             if decay:
                 tensor.mul_(decay).add_(trained[name], alpha=1 - decay)
@@ -115,7 +116,7 @@ class WeightSets:
 
     @torch.no_grad()
     def compare_old(self) -> None:
-        """Look whether the old policy, which was written in place, differs from the network."""
+        """Compare the old policy, which was written in place, with the network's weights."""
         same = (torch.equal(each, self._parameters[n]) for n, each in self.old.items())
         self._changed(old_differs=not all(same))
 
@@ -124,26 +125,26 @@ class WeightSets:
         self._note_change()
 
     def _note_change(self) -> None:
-        """Have observers of the parameters see a new version: weights were written in place, or
-        memory is used again by the allocator."""
+        """Increment the parameters' version counters, because their values have changed in place or
+        the allocator may reuse their memory."""
         torch.autograd.graph.increment_version(list(self._parameters.values()))
 
-    # What the network uses.
+    # Switches of the network.
 
     @property
     def training_differs(self) -> bool:
-        """Whether the network is trained at other weights than those that sampled."""
+        """Whether the trained weights differ from the sampling weights."""
         return self.old_differs or bool(self.old and self._ahead)
 
     def sampling(self) -> AbstractContextManager[None]:
-        """Have the network use what samples, without gradients."""
+        """Switch the network to the sampling weights, without gradients."""
         if self._samples_before:
             return self.using(self._before)
         return self.using(self.old) if self.old_differs else nullcontext()
 
     @contextmanager
     def before(self) -> Iterator[None]:
-        """Have the version before be what samples meanwhile."""
+        """Sample with the previous version inside this context."""
         self._samples_before = True
         try:
             yield
@@ -151,11 +152,11 @@ class WeightSets:
             self._samples_before = False
 
     def training(self) -> AbstractContextManager[None]:
-        """Have the network use what the next update begins from, with gradients."""
+        """Switch the network to the weights that the next update starts from, with gradients."""
         return self.using(self._ahead) if self._ahead else nullcontext()
 
     def comparing(self) -> AbstractContextManager[None]:
-        """Have the network use the reference, without gradients."""
+        """Switch the network to the reference policy, without gradients."""
         if isinstance(self.reference, HostBlocks):
             return self.reference.used()
         return self.using(self.reference)
@@ -173,13 +174,13 @@ class WeightSets:
         for name, tensor in tensors.items():
             self._parameters[name].data = tensor
 
-    # One step ahead.
+    # The version ahead.
 
     def make(self, ahead: Tensors, old_decay: float | None) -> None:
-        """Keep what an update has made, until `take`.
+        """Keep the result of an update until `take`.
 
         Args:
-            old_decay: how the old policy follows, if the update makes a version that has one.
+            old_decay: decay of the old policy; None if the update does not change it.
         """
         self._ahead = ahead
         if old_decay is not None:
@@ -188,7 +189,7 @@ class WeightSets:
             self._old_ahead_differs = old_decay > 0
 
     def take(self) -> None:
-        """Use what was made; what sampled so far becomes `before`."""
+        """Put the version ahead in use; the previous sampling weights become `before`."""
         self._before = self.old if self.old_differs else self._in_use
         self._in_use, self._ahead = self._ahead, {}
         if self._old_ahead:
@@ -198,6 +199,6 @@ class WeightSets:
         self._note_change()
 
     def settle(self) -> None:
-        """Note what the network holds as the version in use; forget those before and ahead."""
+        """Set the network's weights as the version in use; forget the sets before and ahead."""
         self._before, self._ahead, self._old_ahead = {}, {}, {}
         self._in_use = {name: each.data for name, each in self._parameters.items()}
