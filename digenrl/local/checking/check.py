@@ -123,14 +123,8 @@ def check(
 ) -> CheckedRun:
     """Check all requirements of a run's start, with the options of `digenrl check`.
 
-    Args:
-        timing: forecast the step time, not only the memory.
-        counted: also trace the inputs of a cost profile. This is automatic for a model without a
-            profile.
-
-    Raises:
-        UserError: with a line for each problem and its remedy.
-    """
+    Raises UserError with a line for each problem. ``timing``: forecast the step time as well as the
+    memory; ``counted``: also trace the inputs of a cost profile."""
     recipe = load_recipe(path, options)
     if not elsewhere and make_own_prompts(recipe, say):
         recipe = load_recipe(path, options)
