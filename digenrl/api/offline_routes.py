@@ -28,11 +28,11 @@ async def run_view(history: RunHistory) -> RunView:
     step, recipe = max(0, history.version), history.recipe
     is_whole = recipe is not None and step >= recipe.run.steps
     phase, failure = await _end(history, is_whole=is_whole)
-    letters, progress = await history.letters()
+    letters = await history.letters()
     return run_at_end(
         history.run, recipe, history.step_facts, history.recent_usage,
         phase=phase, failure=failure, staleness=await _staleness(history.store, history.run),
-        num_open_letters=letters.num_open(progress),
+        num_open_letters=letters.num_open,
     )  # fmt: skip
 
 

@@ -51,13 +51,14 @@ class RunHistory:
     _media: dict[str, ObjectRef] = field(default_factory=dict)
     _timelines: dict[int, Timeline] = field(default_factory=dict)
     log: Log = field(init=False)
-    _letters: Letters = field(default_factory=Letters)
+    _letters: Letters = field(init=False)
     _looked: float = float("-inf")
     _looked_for_steps: float = float("-inf")
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         self.log = Log.of_run(self.store, self.run)
+        self._letters = Letters(lambda: RunProgress(max(0, self.version)))
 
     @property
     def version(self) -> int:
@@ -162,9 +163,9 @@ class RunHistory:
             keep_newest(self._timelines, batch, timeline, TIMELINES)
         return self._timelines[batch]
 
-    async def letters(self) -> tuple[Letters, RunProgress]:
-        """Return all dead letters, and how far the run is that their states depend on, if it is
-        over; new ones are looked for every few seconds."""
+    async def letters(self) -> Letters:
+        """Return all dead letters, as they are if the run is over; new ones are looked for every
+        few seconds."""
         await self.look()
         await self.log.look(LOG_S)
-        return self._letters.read(self.log.numbered), RunProgress(max(0, self.version))
+        return self._letters.read(self.log.numbered)

@@ -51,8 +51,8 @@ async def stored_letters(
     history: RunHistory, state: Wanted, before: int | None
 ) -> Sequence[DeadLetterView]:
     """Return the same of a run that is over."""
-    letters, progress = await history.letters()
-    return [*islice(letters.newest_first(progress, state, before), MAX_LETTERS)]
+    letters = await history.letters()
+    return [*islice(letters.newest_first(state, before), MAX_LETTERS)]
 
 
 def status_routes(history: RunHistory, live: LiveRun) -> APIRouter:

@@ -191,7 +191,7 @@ def _add_samples(app: FastAPI, pages: Pages) -> None:
         found = sample_of(await past.group_samples(step - 1, group), number)
         if found is None:
             raise HTTPException(404, f"step {step} has no sample {number} of a group {group}")
-        letters, _ = await history.letters()
+        letters = await history.letters()
         return await pages.page(request, "sample", at=step, letters=letters.letters, **found)
 
 

@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from services.scheduler.shell.api_letters import RunProgress
 from services.scheduler.shell.dead_letters import DeadLetters
 from services.scheduler.shell.run_log import RunLog
 from shared.bus.bus import Bus
@@ -33,7 +32,7 @@ async def test_why_a_sample_has_no_score_is_a_dead_letter_and_no_failure_of_its_
     await bus.publish(event)
     put: asyncio.Queue[object] = asyncio.Queue()
     log = RunLog(Log.of_run(folder_store, "test"))
-    letters = DeadLetters(bus, log, put.put_nowait, lambda: RunProgress(0))
+    letters = DeadLetters(bus, log, put.put_nowait)
     app = app_of(bus, folder_store, Afraid())
     running = [asyncio.create_task(each) for each in (app.run(), letters.follow())]
     [scored] = await first(bus, subjects.REW, 1)

@@ -46,10 +46,9 @@ class Scheduler:
 
     def keep(self, *letters: DeadLetter, committed: int = 0) -> None:
         """Have these dead letters, as a scheduler shows them."""
-        now = RunProgress(committed, self.answers["/v1/run"]["phase"])
-        self.answers["/v1/dead-letters"] = [
-            each.model_dump() for each in letters_of(*letters).newest_first(now)
-        ]
+        known, phase = letters_of(*letters), self.answers["/v1/run"]["phase"]
+        known.progress = lambda: RunProgress(committed, phase)
+        self.answers["/v1/dead-letters"] = [each.model_dump() for each in known.newest_first()]
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path

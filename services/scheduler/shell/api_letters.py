@@ -90,6 +90,8 @@ class RunProgress(NamedTuple):
 class Letters:
     """All letters of a run's log, and what operators did about them."""
 
+    progress: Callable[[], RunProgress] = lambda: RunProgress(0)
+    """Returns how far the run is."""
     letters: dict[int, DeadLetter] = field(default_factory=dict)
     settled: dict[int, Settlement] = field(default_factory=dict)
     _newest: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -114,9 +116,10 @@ class Letters:
         work = letter.work
         return letter if work is None else self.letters[self._newest[work.whole_group]]
 
-    def state(self, letter: DeadLetter, run: RunProgress) -> tuple[LetterState, str]:
+    def state(self, letter: DeadLetter) -> tuple[LetterState, str]:
         """Return a letter's state at this point of the run, and the outcome of its work."""
         settled, newest, work = self.settled.get(letter.number), self.newest(letter), letter.work
+        run = self.progress()
         if settled == "dropped":
             return settled, "nobody needs it any more"
         if newest is not letter:
@@ -131,25 +134,26 @@ class Letters:
         return "open", "it is tried again by itself" if is_repeated else ""
 
     def newest_first(
-        self, run: RunProgress, wanted: Wanted = "all", before: int | None = None
+        self, wanted: Wanted = "all", before: int | None = None
     ) -> Iterator[DeadLetterDetail]:
         """Yield the letters in a state, those with numbers below ``before``."""
         for number in reversed(self.letters):
             if before is None or number < before:
                 letter = self.letters[number]
-                if wanted == "all" or wanted == self.state(letter, run)[0]:
-                    yield self.view(letter, run)
+                if wanted == "all" or wanted == self.state(letter)[0]:
+                    yield self.view(letter)
 
-    def view(self, letter: DeadLetter, run: RunProgress) -> DeadLetterDetail:
+    def view(self, letter: DeadLetter) -> DeadLetterDetail:
         """Return a letter as it is at this point of the run."""
-        state, outcome = self.state(letter, run)
+        state, outcome = self.state(letter)
         fields = letter.model_dump(exclude={"at", "digest", "event"})
         return DeadLetterDetail(
             **fields, found=letter.at, num_bytes=len(letter.bytes), state=state, outcome=outcome
         )
 
-    def num_open(self, run: RunProgress) -> int:
-        return sum(self.state(each, run)[0] == "open" for each in self.letters.values())
+    @property
+    def num_open(self) -> int:
+        return sum(self.state(each)[0] == "open" for each in self.letters.values())
 
 
 def _end(work: Work, run: RunProgress) -> str:

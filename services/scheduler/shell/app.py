@@ -21,6 +21,7 @@ from services.scheduler.core.senders import is_foreign
 from services.scheduler.core.state import Phase, Plan, State
 from services.scheduler.core.throughput import forecast_batch
 from services.scheduler.core.usage import UsageMeter, uses
+from services.scheduler.shell.api_letters import Letters
 from services.scheduler.shell.dead_letters import DeadLetters, progress_of
 from services.scheduler.shell.disk_watch import DiskWatch
 from services.scheduler.shell.garbage_collection import gc_when_idle
@@ -123,7 +124,8 @@ class Scheduler:
         self.chain = Chain(self.store, self.bus.run)
         self._cleanup = BatchCleanup(self.bus, self.store, self.previews)
         self._upkeep = ChainUpkeep(self.store, self.bus.run, lambda: self.chain)
-        self.run_log = RunLog(Log.of_run(self.store, self.bus.run))
+        letters = Letters(lambda: progress_of(self.state, self.chain.version))
+        self.run_log = RunLog(Log.of_run(self.store, self.bus.run), letters)
         self._begin()
 
     def _begin(self) -> None:
@@ -131,10 +133,7 @@ class Scheduler:
             self.bus, self._inbox.put, lambda: self.state, self.meter,
             num_waiting=lambda: self._statuses_waiting(),
         )  # fmt: skip
-        self.dead_letters = DeadLetters(
-            self.bus, self.run_log, self._inbox.put,
-            lambda: progress_of(self.state, self.chain.version),
-        )  # fmt: skip
+        self.dead_letters = DeadLetters(self.bus, self.run_log, self._inbox.put)
 
     async def run(self) -> None:
         """Recover from the commit records, then handle events; start over, with new streams, if

@@ -60,17 +60,11 @@ class DeadLetters:
     _bus: Bus
     _log: RunLog
     _put: Callable[[MachineInput], None]
-    progress: Callable[[], RunProgress]
-    """Returns how far the run is."""
     num_quarantined: int = 0
-
-    @property
-    def num_open(self) -> int:
-        return self._log.letters.num_open(self.progress())
 
     async def follow(self) -> None:
         """Follow the stream of dead letters until cancelled."""
-        DEAD_LETTERS.set_function(lambda: self.num_open)
+        DEAD_LETTERS.set_function(lambda: self._log.letters.num_open)
         async for received in self._bus.follow(DLQ):
             if not received.subject.startswith("$JS") and not is_unscored(received.subject):
                 self.num_quarantined += 1

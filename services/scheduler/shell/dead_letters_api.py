@@ -19,16 +19,15 @@ if TYPE_CHECKING:
     from services.scheduler.shell.app import Scheduler
 
 Number = Annotated[int, Path(ge=1, lt=2**31, description="number of the letter")]
-LettersNow = tuple[models.Letters, models.RunProgress]
 
 
 def dead_letters(scheduler: "Scheduler") -> APIRouter:
     """Return the routes of a run in progress."""
 
-    def read() -> LettersNow:
+    def read() -> models.Letters:
         if scheduler.state.recovering or not scheduler.run_log.is_read:
             raise HTTPException(503, "starting: the letters are being read", {"retry-after": "1"})
-        return scheduler.run_log.letters, scheduler.dead_letters.progress()
+        return scheduler.run_log.letters
 
     router = letter_lists(read)
 
@@ -38,7 +37,7 @@ def dead_letters(scheduler: "Scheduler") -> APIRouter:
             summary=action.title(), description=description, responses=errors(404, 409, 503),
         )  # fmt: skip
         async def settle(number: Number, request: Request) -> models.SettledView:
-            known, run = read()
+            known = read()
             letter = _find(known, number)
             caller = request.scope.get(CALLER)
             by = caller.name if isinstance(caller, Caller) else "anybody"
@@ -46,7 +45,7 @@ def dead_letters(scheduler: "Scheduler") -> APIRouter:
                 async with asyncio.timeout(limits.PUBLISH_TIMEOUT_S):
                     if how == "dropped":
                         return await _settle(scheduler, letter, how, by, "nobody needs it any more")
-                    return await _retry(scheduler, known.newest(letter), run, by)
+                    return await _retry(scheduler, known.newest(letter), by)
             except (TimeoutError, Unavailable):
                 raise HTTPException(503, "it is not stored in time; repeat the request") from None
 
@@ -55,41 +54,37 @@ def dead_letters(scheduler: "Scheduler") -> APIRouter:
     return router
 
 
-def letter_lists(read: Callable[[], LettersNow | Awaitable[LettersNow]]) -> APIRouter:
+def letter_lists(read: Callable[[], models.Letters | Awaitable[models.Letters]]) -> APIRouter:
     """Return the routes that change nothing, over letters that are read at each request."""
     router = APIRouter(tags=["dead letters"])
 
     @router.get("/v1/dead-letters", operation_id="list_dead_letters")
     def letters(
-        now: Annotated[LettersNow, Depends(read)],
+        known: Annotated[models.Letters, Depends(read)],
         state: Annotated[models.Wanted, Query(description="which ones")] = "open",
         limit: Limit = 50,
         before: Before = None,
     ) -> list[models.DeadLetterView]:
         """Unusable messages and failed attempts, newest first."""
-        known, run = now
-        return [*islice(known.newest_first(run, state, before), limit)]
+        return [*islice(known.newest_first(state, before), limit)]
 
     @router.get("/v1/dead-letters/{number}", operation_id="get_dead_letter", responses=errors(404))
     def letter(
-        number: Number, now: Annotated[LettersNow, Depends(read)]
+        number: Number, known: Annotated[models.Letters, Depends(read)]
     ) -> models.DeadLetterDetail:
         """One dead letter with its bytes."""
-        known, run = now
-        return known.view(_find(known, number), run)
+        return known.view(_find(known, number))
 
     return router
 
 
-async def _retry(
-    scheduler: "Scheduler", letter: DeadLetter, run: models.RunProgress, by: str
-) -> models.SettledView:
+async def _retry(scheduler: "Scheduler", letter: DeadLetter, by: str) -> models.SettledView:
     """Repeat the failed work of a group, with all its attempts; a failed run is resumed.
 
     Raises:
         HTTPException: if nothing would follow.
     """
-    state, outcome = scheduler.run_log.letters.state(letter, run)
+    state, outcome = scheduler.run_log.letters.state(letter)
     if state == "retried":
         note = f"letter {letter.number} was retried before"
         return models.SettledView(number=letter.number, state=state, note=note)
@@ -97,11 +92,11 @@ async def _retry(
         raise HTTPException(409, f"nothing is left to do: {outcome}")
     batch, group = letter.work.whole_group
     name = f"letter-{letter.number}"
-    if run.phase == "failed":
+    if scheduler.state.phase == "failed":
         note = "the run goes on, and does it again"
         await scheduler.bus.publish(OperatorRequest(action="resume", id=name))
     else:
-        waits = run.phase in ("paused", "stopped")
+        waits = scheduler.state.phase in ("paused", "stopped")
         note = "it is done again when the run is resumed" if waits else "it is being done again"
         request = GroupRequest(action="again", batch=batch, group=group, id=name)
         await scheduler.bus.publish(request)

@@ -73,7 +73,7 @@ def run_view(scheduler: Scheduler) -> RunView:
         num_workers={service: reporting.count(service) for service in services},
         missing_workers=missing_workers(plan, state, reporting),
         num_quarantined=scheduler.dead_letters.num_quarantined,
-        num_dead_letters=scheduler.dead_letters.num_open,
+        num_dead_letters=scheduler.run_log.letters.num_open,
         pause_at_failure=state.pause_at_failure,
         failure=state.failure,
         alarms=[each for each in scheduler.alarms.reasons.values() if each],

@@ -9,7 +9,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 from services.scheduler import limits
-from services.scheduler.shell.api_letters import RunProgress
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.dead_letters import DeadLetters, failure_of, letter_of, make_letter
 from services.scheduler.shell.run_log import RunLog
@@ -56,7 +55,7 @@ def keep(log: RunLog, number: int) -> None:
 def another(scheduler: Scheduler) -> tuple[DeadLetters, RunLog]:
     """Return what another scheduler of the run has."""
     log = RunLog(Log.of_run(scheduler.store, "test"))
-    return DeadLetters(scheduler.bus, log, lambda _: None, lambda: RunProgress(0)), log
+    return DeadLetters(scheduler.bus, log, lambda _: None), log
 
 
 @pytest.fixture
