@@ -131,7 +131,6 @@ LIMITS: dict[str, dict[str, object]] = {
         "STEP_WAIT_S": 5.0,
         "FIRST_VERSION_S": 60.0,
         "LOST_VERSION_RETRY_S": 30.0,
-        "MAX_SUMS": 2,
         "RANK_TIMEOUT": timedelta(seconds=31536000),
         "MAX_SENT_GROUPS": 2,
         "DRAIN_S": 2.0,

@@ -10,8 +10,6 @@ FIRST_VERSION_S = 60.0
 """After this long without the first version from its announced maker, another member creates it."""
 LOST_VERSION_RETRY_S = 30.0
 """Seconds between two attempts at a version that nothing in the store leads to."""
-MAX_SUMS = 2
-"""With space for fewer sums and totals, a round after a failed one may not fit in memory."""
 RANK_TIMEOUT = timedelta(days=365)
 """A rank without a message for this long ends; its connection fails earlier if its peer is gone."""
 MAX_SENT_GROUPS = 2

@@ -1,9 +1,8 @@
 """How members form one total of their sums: the interface of a transport.
 
 Two transports form the same total (docs/large-models.md): `StoreExchange` over the object store,
-`GroupExchange` by a process group. `HostExchange` has the members of a host add up theirs before
-either, and `SiteExchange` the hosts of a site. All calls end by their deadline, even if members are
-lost.
+`GroupExchange` by a process group. `NearExchange` has the members of a host, and the hosts of a
+site, add up theirs before either. All calls end by their deadline, even if members are lost.
 """
 
 import time
@@ -93,7 +92,7 @@ class MemberRound:
         round's own, or the first of them. It has a folder named by the leader's address."""
         mine = next(each for each in self._by_host if self.me in [s.worker for s in each])
         leader = _leader(mine, self.committer)
-        return replace(self._of(mine, leader, ()), place=f"/{leader}")
+        return replace(self._of(mine, leader, ()), place=f"{self.place}/{leader}")
 
     @property
     def among_hosts(self) -> "MemberRound":
@@ -105,7 +104,8 @@ class MemberRound:
             [own] = [share for share in each if share.worker == leader]
             pieces = tuple(piece for share in each for piece in share.pieces)
             shares.append(own.model_copy(update={"pieces": pieces}))
-        return self._of(shares, self.committer, self.message.sites)
+        among = self._of(shares, self.committer, self.message.sites)
+        return replace(among, place=f"{self.place}/leaders")
 
     @property
     def _by_host(self) -> list[tuple[Share, ...]]:

@@ -7,19 +7,17 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from services.trainer import limits
 from services.trainer.engine.world import num_ranks
 from services.trainer.fluid.device import EngineMember
 from services.trainer.fluid.exchange import Exchange
 from services.trainer.fluid.group_exchange import GroupExchange
-from services.trainer.fluid.host_exchange import HostExchange, HostMemory
 from services.trainer.fluid.links import Message, join
 from services.trainer.fluid.member import MemberApp
+from services.trainer.fluid.near_exchange import NearExchange
 from services.trainer.fluid.shard import Shard, model_parts
 from services.trainer.fluid.shard_exchange import ShardExchange
 from services.trainer.fluid.shard_fragments import GroupGenerator, RankFragments
 from services.trainer.fluid.shard_group import ShardGroup
-from services.trainer.fluid.site_exchange import SiteExchange
 from services.trainer.fluid.store_exchange import StoreExchange
 from services.trainer.fluid.sums import SumLayout
 from shared.devices.conditions import encoded_conditions
@@ -59,9 +57,7 @@ async def be_a_member(process: WorkerProcess) -> None:
         loaded = await asyncio.to_thread(load_policy, recipe, parts, trains=True)
         member = EngineMember(recipe, loaded)
         broker = settings.nats_url.get_secret_value()
-        exchange = make_exchange(
-            recipe, sharing.store, member.engine.layout, broker, context.worker.address
-        )
+        exchange = make_exchange(recipe, sharing.store, member.engine.layout, broker)
         encoded = await encoded_conditions(process.store, recipe)
         generator: GeneratingDevice = NoGenerator()
         if generates:
@@ -112,8 +108,7 @@ async def _lead_a_group(process: WorkerProcess) -> None:
             ShardExchange(sharing.store, shard.engine.layout, group)
             if shard.is_sharded
             else make_exchange(
-                recipe, sharing.store, shard.engine.layout,
-                settings.nats_url.get_secret_value(), context.worker.address,
+                recipe, sharing.store, shard.engine.layout, settings.nats_url.get_secret_value()
             )
         )  # fmt: skip
         generator: GeneratingDevice = NoGenerator()
@@ -151,27 +146,22 @@ def load_group(recipe: Recipe, store: ObjectStore) -> tuple[ShardGroup, Shard]:
     return ShardGroup(shard, links), shard
 
 
-def make_exchange(
-    recipe: Recipe, store: ObjectStore, layout: SumLayout, broker: str, address: str
-) -> Exchange:
+def make_exchange(recipe: Recipe, store: ObjectStore, layout: SumLayout, broker: str) -> Exchange:
     """Return the transport that the recipe names. The default is a process group on GPUs, whose
     links are much faster than any store's; processes on CPUs have a store at hand, and gloo would
     be one more port for each. But for NCCL, which does so itself, members of a host add up their
-    sums in its memory first."""
+    sums first."""
     chosen = recipe.trainer.exchange
     if chosen == "auto":
         chosen = "group" if layout.device.type == "cuda" else "store"
     by_nccl = chosen == "group" and layout.device.type == "cuda"
-    sizes = layout.num_bytes * (recipe.trainer.devices + 1)
-    memory = None if by_nccl else HostMemory.open(address, limits.MAX_SUMS * sizes)
-    log.info("exchange", by=chosen, numbers=layout.size, on_host_first=memory is not None)
+    log.info("exchange", by=chosen, numbers=layout.size)
     exchange: Exchange = (
         StoreExchange(store, layout)
         if chosen == "store"
         else GroupExchange(store, layout, own_address(broker))
     )
-    exchange = SiteExchange(exchange, store, layout, adds_up_hosts=memory is not None)
-    return exchange if memory is None else HostExchange(exchange, memory, layout)
+    return NearExchange(exchange, store, layout, on_host=not by_nccl)
 
 
 def own_address(broker: str) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -19,9 +18,8 @@ from services.trainer.fluid.exchange import (
     Sum,
 )
 from services.trainer.fluid.group_exchange import GroupExchange
-from services.trainer.fluid.host_exchange import HostExchange, HostMemory
 from services.trainer.fluid.store_exchange import StoreExchange, SumObjects
-from services.trainer.fluid.sums import SumLayout, Term, added, in_order, pack_sum, unpack_sum
+from services.trainer.fluid.sums import SumLayout, Term, in_order, pack_sum, unpack_sum
 from shared.diffusion.training.tally import Tally
 from shared.diffusion.weights.checksum import checksum
 from shared.errors import ContractError
@@ -245,67 +243,6 @@ async def test_a_round_that_is_given_up_leaves_nothing_that_waits(make: Make) ->
     await asyncio.wait({forming}, timeout=15)
     assert forming.cancelled()
     assert asyncio.all_tasks() == before
-
-
-@pytest.mark.parametrize("by_group", [False, True])
-async def test_members_of_a_host_add_up_theirs_before_hosts_exchange_one_each(
-    make: Make, tmp_path: Path, by_group: bool
-) -> None:
-    """Six members on three hosts, of which one has nothing to add; "b" commits."""
-    names = {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1, "f": 2}
-    groups = {"a": (4, 0), "b": (2,), "c": (), "d": (1,), "e": (3, 5), "f": (6,)}
-    terms = {number: term(number) for number in range(7)}
-    shares = [share(name, *own) for name, own in groups.items()]
-    exchanges: dict[str, Exchange] = {}
-    for name, host in names.items():
-        (tmp_path / f"memory-{host}").mkdir(exist_ok=True)
-        memory = HostMemory.open(name, 0, tmp_path / f"memory-{host}")
-        assert memory is not None
-        exchanges[name] = HostExchange(make(), memory, LAYOUT)
-    sums: dict[str, Sum] = {
-        name: {number: terms[number] for number in own}
-        if by_group
-        else {WHOLE_BATCH: added([terms[number] for number in own], LAYOUT)}
-        for name, own in groups.items()
-        if own
-    }
-    whole = of(terms[0]).clone()
-    for number in range(1, 7):
-        whole += of(terms[number])
-    for batch in range(2):
-        met = member_rounds(shares, batch=batch, by_group=by_group, hosts=(3, 2, 1))
-        found = await totals(exchanges, met, sums)
-        assert len({checksum({"": of(each)}).hex for each in found}) == 1
-        assert torch.allclose(of(found[0]), whole, rtol=1e-5, atol=1e-6)
-        assert torch.equal(of(found[0]), whole) or not by_group
-        assert all(each.tally == found[0].tally for each in found)
-        assert found[0].tally["num_rows"] == 7
-    for exchange in exchanges.values():
-        await exchange.close()
-    between = found_in(tmp_path, "test/batches/*/*.sum.safetensors")
-    assert len(between) <= 2 * 3, "two leaders' sums and the total, of two batches"
-    assert {each.name for each in found_in(tmp_path, "memory-*/*/*")} == {"name"}, "all are closed"
-
-
-def test_a_host_s_memory_is_one_s_own_has_room_and_forgets_the_dead(tmp_path: Path) -> None:
-    first, second = (HostMemory.open(name, 0, tmp_path) for name in ("a", "b"))
-    assert first is not None and second is not None and first.name == second.name
-    left = first.folder / "a" / "batches" / "00000003"
-    left.mkdir(parents=True)
-    first.forget(3)
-    assert left.is_dir()
-    first.forget(4)
-    assert not left.exists()
-    os.close(first.lock)  # as its end does
-    third = HostMemory.open("c", 0, tmp_path)
-    assert third is not None
-    assert {each.name for each in first.folder.iterdir()} == {"b", "c", "name"}
-    assert HostMemory.open("d", 2**62, tmp_path) is None
-    first.folder.chmod(0o755)
-    assert HostMemory.open("d", 0, tmp_path) is None
-    assert HostMemory.open("d", 0, tmp_path / "missing") is None
-    second.close()
-    third.close()
 
 
 def test_what_is_no_sum_of_this_run_is_refused() -> None:

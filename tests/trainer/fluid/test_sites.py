@@ -1,4 +1,4 @@
-"""Members of two sites: one sum of each site crosses, and all hold the bits of one total."""
+"""Members of a host, and hosts of a site, add up their sums first; all have one total's bits."""
 
 import asyncio
 import contextlib
@@ -16,8 +16,7 @@ from services.trainer.fluid.exchange import (
     MemberRound,
     Sum,
 )
-from services.trainer.fluid.host_exchange import HostExchange, HostMemory
-from services.trainer.fluid.site_exchange import SiteExchange
+from services.trainer.fluid.near_exchange import NearExchange
 from services.trainer.fluid.store_exchange import StoreExchange
 from services.trainer.fluid.sums import added
 from shared.diffusion.weights.checksum import checksum
@@ -44,40 +43,37 @@ class Unlisted(Listed):
 
 @contextlib.asynccontextmanager
 async def two_sites(
-    folder: Path, *, in_memory: bool, listed: Listed | None = None
+    folder: Path, *, on_host: bool = True, relays: bool = True, listed: Listed | None = None
 ) -> AsyncIterator[dict[str, Exchange]]:
-    """The exchanges of six members on four hosts; ``in_memory``: whether those of a host add up
-    their sums there."""
+    """The exchanges of six members on four hosts; ``on_host``: whether those of a host add up
+    theirs, ``relays``: whether hosts give objects to others."""
     ports, listed = free_ports(len(SITES)), listed or Listed()
     async with contextlib.AsyncExitStack() as stack:
         exchanges: dict[str, Exchange] = {}
         for name, host in HOSTS.items():
-            cache = CacheFolder.open(folder / f"host-{host}")
-            relay = Relay(cache, ("127.0.0.1", ports[host]), listed, SITES[host])
-            await stack.enter_async_context(relay)
+            cache, relay = CacheFolder.open(folder / f"host-{host}"), None
+            if relays:
+                relay = Relay(cache, ("127.0.0.1", ports[host]), listed, SITES[host])
+                await stack.enter_async_context(relay)
             backend = FolderBackend(folder / "objects")
             store = ObjectStore(backend, cache=HostCache(cache, LIMIT, relay))
-            exchange: Exchange = SiteExchange(
-                StoreExchange(store, LAYOUT), store, LAYOUT, adds_up_hosts=in_memory
+            exchanges[name] = NearExchange(
+                StoreExchange(store, LAYOUT), store, LAYOUT, on_host=on_host
             )
-            if in_memory:
-                (folder / f"memory-{host}").mkdir(exist_ok=True)
-                memory = HostMemory.open(name, 0, folder / f"memory-{host}")
-                assert memory is not None
-                exchange = HostExchange(exchange, memory, LAYOUT)
-            exchanges[name] = exchange
-            stack.push_async_callback(exchange.close)
+            stack.push_async_callback(exchanges[name].close)
         yield exchanges
 
 
 def rounds(
-    *, in_memory: bool, batch: int = 0, by_group: bool = False, seconds: float = 20.0
-) -> dict[str, MemberRound]:
+    *, on_host: bool = True, relays: bool = True, batch: int = 0, by_group: bool = False,
+    seconds: float = 20.0,
+) -> dict[str, MemberRound]:  # fmt: skip
     """The round as the scheduler groups its members."""
-    hosts, sites = ((2, 1, 2, 1), (2, 2)) if in_memory else ((1,) * 6, (3, 3))
+    hosts, sites = ((2, 1, 2, 1), (2, 2)) if on_host else ((1,) * 6, (3, 3))
     return member_rounds(
-        SHARES, batch=batch, by_group=by_group, seconds=seconds, hosts=hosts, sites=sites
-    )
+        SHARES, batch=batch, by_group=by_group, seconds=seconds, hosts=hosts,
+        sites=sites if relays else (),
+    )  # fmt: skip
 
 
 def sums_of(*, by_group: bool) -> dict[str, Sum]:
@@ -91,31 +87,41 @@ def sums_of(*, by_group: bool) -> dict[str, Sum]:
 
 
 @pytest.mark.parametrize("by_group", [False, True])
-@pytest.mark.parametrize("in_memory", [False, True])
-async def test_the_hosts_of_a_site_add_up_theirs_before_sites_exchange_one_each(
-    tmp_path: Path, in_memory: bool, by_group: bool
+@pytest.mark.parametrize(
+    ("on_host", "relays", "num_crossed"), [(True, True, 2), (False, True, 2), (True, False, 4)]
+)
+async def test_near_members_add_up_theirs_before_others_exchange_one_each(
+    tmp_path: Path, on_host: bool, relays: bool, num_crossed: int, by_group: bool
 ) -> None:
+    """``num_crossed``: the lab's sum, or the sums of three other hosts, and the total."""
     whole = of(term(0)).clone()
     for number in range(1, 7):
         whole += of(term(number))
     found = []
-    async with two_sites(tmp_path, in_memory=in_memory) as exchanges, asyncio.timeout(60):
-        assert [each.place.site for each in exchanges.values()] == ["home"] * 3 + ["lab"] * 3
+    async with (
+        two_sites(tmp_path, on_host=on_host, relays=relays) as exchanges,
+        asyncio.timeout(60),
+    ):
+        places = [each.place for each in exchanges.values()]
+        assert [each.site for each in places] == (
+            ["home"] * 3 + ["lab"] * 3 if relays else [""] * 6
+        )
+        assert len({each.host for each in places}) == (4 if on_host else 1)
         for batch in range(2):
-            met = rounds(in_memory=in_memory, batch=batch, by_group=by_group)
+            met = rounds(on_host=on_host, relays=relays, batch=batch, by_group=by_group)
             found += await totals(exchanges, met, sums_of(by_group=by_group))
     assert len({checksum({"": of(each)}).hex for each in found}) == 1, "of both batches"
     assert torch.allclose(of(found[0]), whole, rtol=1e-5, atol=1e-6)
     assert torch.equal(of(found[0]), whole) or not by_group
     assert all(each.tally == found[0].tally for each in found)
     crossed = list((tmp_path / "objects").glob("test/batches/*/*.sum.safetensors"))
-    assert len(crossed) == 2 * 2, "the lab's sum and the total, of two batches"
+    assert len(crossed) <= 2 * num_crossed
 
 
 async def test_a_member_that_is_missed_is_named_by_the_leader_of_its_site(tmp_path: Path) -> None:
-    async with two_sites(tmp_path, in_memory=True) as exchanges, asyncio.timeout(60):
+    async with two_sites(tmp_path) as exchanges, asyncio.timeout(60):
         del exchanges["f"]
-        met, sums = rounds(in_memory=True, seconds=2.0), sums_of(by_group=False)
+        met, sums = rounds(seconds=2.0), sums_of(by_group=False)
         forming = [exchanges[name].total(met[name], sums.get(name, {})) for name in exchanges]
         found = await asyncio.gather(*forming, return_exceptions=True)
     missed = dict(zip(exchanges, found, strict=True))
@@ -124,11 +130,8 @@ async def test_a_member_that_is_missed_is_named_by_the_leader_of_its_site(tmp_pa
 
 
 async def test_hosts_that_do_not_find_each_other_say_so_at_once(tmp_path: Path) -> None:
-    async with (
-        two_sites(tmp_path, in_memory=True, listed=Unlisted()) as exchanges,
-        asyncio.timeout(15),
-    ):
-        met, sums = rounds(in_memory=True, seconds=600.0), sums_of(by_group=False)
+    async with two_sites(tmp_path, listed=Unlisted()) as exchanges, asyncio.timeout(15):
+        met, sums = rounds(seconds=600.0), sums_of(by_group=False)
         with pytest.raises(ExchangeIncomplete) as error:
             await asyncio.gather(
                 *(exchanges[name].total(met[name], sums.get(name, {})) for name in "def")
