@@ -1,14 +1,14 @@
-"""Has near members add up their sums first: those of a host, then the hosts of a site.
+"""Has near members add up their sums first: members of a host, then hosts of a site.
 
     members of a host -- their sums --> leader -- one sum of the host --> the site's leader
                       <-- the total --         <-------- the total ----
 
-Each round names who is near (`ExchangeSums.hosts`, `sites`), as members report it (`Holds`). Sums
-go from process to process as weights do: through the cache of their host (`shared.store.host_cache`),
-and from there to other hosts of the site (`relay`). Only their digests go through the object store.
-If each group's gradient is separate, a leader forwards those of its place, and they are added in
-the order of the groups as usual. NCCL needs no leaders of hosts: its rings cross the line between
-two hosts once.
+Each round names the near members (`ExchangeSums.hosts`, `sites`), as members report it (`Holds`).
+Sums go from process to process as weights do: through the cache of their host, and from there to
+other hosts of the site (`shared.store.host_cache`, `relay`). Only their digests go through the
+object store. If each group's gradient is separate, a leader forwards all gradients of its place,
+and they are added in the order of the groups as usual. NCCL needs no leaders of hosts: its rings
+cross the line between two hosts once.
 """
 
 import asyncio
