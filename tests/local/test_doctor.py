@@ -62,7 +62,7 @@ FAULTS = {
     "brokers": ("broker_binaries", no_brokers, "digenrl up"),
     "packages": ("version", old_fastapi, "make install"),
     "open files": ("resource.getrlimit", lambda _: (64, 64), "ulimit -n"),
-    "memory": ("os.sysconf", lambda _: 1 << 10, "end other programs"),
+    "memory": ("os.sysconf", lambda _: 1 << 10, "stop other programs"),
 }
 
 
