@@ -54,13 +54,15 @@ def history_routes(history: RunHistory) -> APIRouter:
 async def audit_page(log: Log, limit: int, before: int | None) -> models.AuditPage:
     """Return a page of the requests in a run's log, newest first."""
     await log.look()
-    found = [
+    requests = [
         each for each in log.newest_first
         if isinstance(each, Request) and (before is None or each.number < before)
     ]  # fmt: skip
     return models.AuditPage(
-        requests=[models.AuditView(**each.model_dump(exclude={"event"})) for each in found[:limit]],
-        next=str(found[limit - 1].number) if len(found) > limit else None,
+        requests=[
+            models.AuditView(**each.model_dump(exclude={"event"})) for each in requests[:limit]
+        ],
+        next=str(requests[limit - 1].number) if len(requests) > limit else None,
     )
 
 
@@ -89,7 +91,7 @@ def _add_samples(router: APIRouter, past: CommittedBatches) -> None:
         """The sample as PNG, of a video the middle frame; once that is deleted, a small preview of
         it as PNG or JPEG, if there is one."""
         try:
-            found = existing(await past.picture(batch, group, sample), NOT_COMMITTED)
-        except MediaDeleted as gone:
-            raise HTTPException(410, f"sample {sample} of batch {batch}: {gone}") from gone
-        return Response(found, media_type=content_type(found), headers={"cache-control": CACHED})
+            data = existing(await past.picture(batch, group, sample), NOT_COMMITTED)
+        except MediaDeleted as error:
+            raise HTTPException(410, f"sample {sample} of batch {batch}: {error}") from error
+        return Response(data, media_type=content_type(data), headers={"cache-control": CACHED})

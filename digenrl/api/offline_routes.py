@@ -57,15 +57,15 @@ async def _staleness(store: ObjectStore, run: str) -> tuple[int, str] | None:
     data = await store.read(staleness_key(run))
     if data is None:
         return None
-    found = json.loads(data)
-    return int(found["max_staleness"]), str(found["reason"])
+    fields = json.loads(data)
+    return int(fields["max_staleness"]), str(fields["reason"])
 
 
 async def stored_versions(history: RunHistory, limit: int, before: int | None) -> list[VersionView]:
     """Return the newest versions below ``before``, the newest first."""
     await history.look()
-    found = [committed_views.version_view(each) for each in history.steps[:before][-limit:][::-1]]
-    return await with_figures(history, found)
+    views = [committed_views.version_view(each) for each in history.steps[:before][-limit:][::-1]]
+    return await with_figures(history, views)
 
 
 async def newest_versions(
@@ -74,11 +74,11 @@ async def newest_versions(
     """Return the newest versions below ``before``, with their loading workers if the run is in
     progress."""
     older = "" if before is None else f"&before={before}"
-    found = await live.get_as(list[VersionView], f"/v1/versions?limit={limit}{older}")
-    if found is None:
+    views = await live.get_as(list[VersionView], f"/v1/versions?limit={limit}{older}")
+    if views is None:
         return await stored_versions(history, limit, before)
     await history.look()
-    return await with_figures(history, found)
+    return await with_figures(history, views)
 
 
 async def with_figures(history: RunHistory, versions: list[VersionView]) -> list[VersionView]:
@@ -107,8 +107,8 @@ def stored_routes(history: RunHistory) -> APIRouter:
 def _add_run(router: APIRouter, history: RunHistory) -> None:
     @router.get("/v1/run")
     async def run() -> RunView:
-        found = await run_view(history)
-        has_begun = None if history.recipe is None else found
+        view = await run_view(history)
+        has_begun = None if history.recipe is None else view
         return existing(has_begun, f"the store holds no run {history.run!r}")
 
     @router.get("/v1/load")
@@ -137,15 +137,15 @@ def _add_batches(router: APIRouter, history: RunHistory) -> None:
 
     @router.get("/v1/batches/{batch}")
     async def batch(batch: BatchNumber) -> api_batches.BatchDetail:
-        found = await committed_views.committed_detail(store, name, batch)
-        return existing(found, f"batch {batch} was not committed")
+        detail = await committed_views.committed_detail(store, name, batch)
+        return existing(detail, f"batch {batch} was not committed")
 
     @router.get("/v1/batches/{batch}/usage")
     async def usage(batch: BatchNumber) -> api_batches.UsageView:
-        found = await committed_views.stored_usage(store, name, batch)
-        return existing(found, f"what devices did in batch {batch} is not known")
+        usage_view = await committed_views.stored_usage(store, name, batch)
+        return existing(usage_view, f"what devices did in batch {batch} is not known")
 
     @router.get("/v1/batches/{batch}/timeline")
     async def timeline(batch: BatchNumber) -> api_batches.TimelineView:
-        found = await committed_views.stored_timeline(store, name, batch)
-        return existing(found, f"what devices did in batch {batch} is not known")
+        timeline_view = await committed_views.stored_timeline(store, name, batch)
+        return existing(timeline_view, f"what devices did in batch {batch} is not known")

@@ -100,8 +100,10 @@ def shown_routes(history: RunHistory) -> APIRouter:
         """One evaluation with its samples."""
         await history.look()
         records = {each.version: each for each in history.evaluations}
-        found = existing(records.get(version), f"version {version} is not evaluated")
-        return EvaluationDetail(**evaluation_view(found).model_dump(), samples=_samples(found))
+        evaluation_record = existing(records.get(version), f"version {version} is not evaluated")
+        return EvaluationDetail(
+            **evaluation_view(evaluation_record).model_dump(), samples=_samples(evaluation_record)
+        )
 
     @router.get(
         "/v1/media/{name}", operation_id="get_media", response_class=Response,
@@ -124,8 +126,8 @@ def _add_recipe_and_curves(router: APIRouter, history: RunHistory) -> None:
     async def recipe() -> RecipeView:
         """The run's recipe."""
         await history.look()
-        found = existing(history.recipe, f"the store holds no run {history.run!r}")
-        return RecipeView(recipe=found.model_dump(mode="json", exclude_none=True))
+        stored = existing(history.recipe, f"the store holds no run {history.run!r}")
+        return RecipeView(recipe=stored.model_dump(mode="json", exclude_none=True))
 
     @router.get("/v1/curves", operation_id="get_curves")
     async def curves(after: After = 0, limit: Steps = 500) -> CurvesView:

@@ -62,9 +62,9 @@ def status_routes(history: RunHistory, live: LiveRun) -> APIRouter:
     async def status() -> RunReading:
         """State, bottleneck, remedy and alarms of the run: the output of `digenrl status
         --json`."""
-        found = await read_run(history, live)
+        reading = await read_run(history, live)
         if history.recipe is None:
             raise HTTPException(404, f"the store holds no run {history.run!r}")
-        return found
+        return reading
 
     return router

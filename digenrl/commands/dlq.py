@@ -59,10 +59,12 @@ def list_letters(
 
 def all_letters(client: "Client", state: "Wanted") -> "list[DeadLetterView]":
     """Return all letters of a run in a state, newest first."""
-    found: list[DeadLetterView] = []
-    while more := client.list_dead_letters(state, PER_REQUEST, found[-1].number if found else None):
-        found += more
-    return found
+    letters: list[DeadLetterView] = []
+    while more := client.list_dead_letters(
+        state, PER_REQUEST, letters[-1].number if letters else None
+    ):
+        letters += more
+    return letters
 
 
 def _connect(
@@ -95,8 +97,8 @@ def show(
     from digenrl.reading.letters import detail
 
     with _connect(find_run(run, runs), scheduler, token_file) as (client, _):
-        found = client.get_dead_letter(number)
-    typer.echo(found.model_dump_json(indent=1) if as_json else _visible(detail(found)))
+        letter = client.get_dead_letter(number)
+    typer.echo(letter.model_dump_json(indent=1) if as_json else _visible(detail(letter)))
 
 
 @dlq.command()

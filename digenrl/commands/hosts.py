@@ -30,9 +30,9 @@ def apply(file: File = FILE, out: Out = OUT, plan: Plan = False) -> None:
     """Copy them to the hosts, and start what is not running as written."""
     from digenrl.local.hosts.units import apply, read_hosts, write_units
 
-    of = read_hosts(file)
-    write_units(of, out)
-    apply(of, out, _shell(plan))
+    hosts_file = read_hosts(file)
+    write_units(hosts_file, out)
+    apply(hosts_file, out, _shell(plan))
 
 
 @hosts.command()

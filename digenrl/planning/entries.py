@@ -101,43 +101,49 @@ def make_ledger(
         profile: costs of the recipe's model; without its table of memory nothing is shared.
     """
     memory = None if profile is None else profile.memory
-    held = None
+    memory_use = None
     if profile is not None and memory is not None:
-        held = memory, model_use(recipe, profile, fragment=steady_fragment_size(recipe))
-    policies = make_policies(recipe, held, processes)
-    return share_out(cards, policies, make_shares(recipe, held, processes))
+        memory_use = memory, model_use(recipe, profile, fragment=steady_fragment_size(recipe))
+    policies = make_policies(recipe, memory_use, processes)
+    return share_out(cards, policies, make_shares(recipe, memory_use, processes))
 
 
 HeldMemory = tuple[Memory, ModelUse]
 
 
-def make_policies(recipe: Recipe, held: HeldMemory | None, processes: Processes) -> list[Policy]:
-    """Return members and rollout workers, with their share of a card if ``held`` has it."""
+def make_policies(
+    recipe: Recipe, memory_use: HeldMemory | None, processes: Processes
+) -> list[Policy]:
+    """Return members and rollout workers, with their share of a card if ``memory_use`` has it."""
     ranks = recipe.trainer.shard_devices
-    least, wanted = _member_gib(recipe, held)
-    rollout = None if held is None else CONTEXT_GIB + rollout_needs(*held).total
+    least, wanted = _member_gib(recipe, memory_use)
+    rollout = None if memory_use is None else CONTEXT_GIB + rollout_needs(*memory_use).total
     return [
         *(Policy(name, least, wanted, ranks) for name in processes.names("trainer")),
         *(Policy(name, rollout, rollout) for name in processes.names("rollout")),
     ]
 
 
-def _member_gib(recipe: Recipe, held: HeldMemory | None) -> tuple[float, float] | tuple[None, None]:
-    if held is None:
+def _member_gib(
+    recipe: Recipe, memory_use: HeldMemory | None
+) -> tuple[float, float] | tuple[None, None]:
+    if memory_use is None:
         return None, None
-    memory, use = held
+    memory, use = memory_use
     needs = member_needs if recipe.run_schedule.trainer_generates else trainer_needs
     rows = min(TARGET_ROWS, recipe.trained_samples * recipe.sampling.window)
     wanted = needs(memory, replace(use, rows=max(use.rows, rows))).total
     return CONTEXT_GIB + needs(memory, use).total, CONTEXT_GIB + wanted
 
 
-def make_shares(recipe: Recipe, held: HeldMemory | None, processes: Processes) -> list[CardShare]:
+def make_shares(
+    recipe: Recipe, memory_use: HeldMemory | None, processes: Processes
+) -> list[CardShare]:
     """Return the processes that may share a card, in the order in which they are placed."""
-    evaluator = _evaluator(recipe, held) if processes.has_evaluator else []
+    evaluator = _evaluator(recipe, memory_use) if processes.has_evaluator else []
     return [
         *_rewards(recipe, processes.names("reward")),
-        *_encoders(recipe, held, processes.names("encoder")),
+        *_encoders(recipe, memory_use, processes.names("encoder")),
         *evaluator,
     ]
 
@@ -167,20 +173,22 @@ def _networks_gib(scorers: Sequence[ScorerTable]) -> float | None:
     return total
 
 
-def _encoders(recipe: Recipe, held: HeldMemory | None, names: Sequence[str]) -> list[CardShare]:
+def _encoders(
+    recipe: Recipe, memory_use: HeldMemory | None, names: Sequence[str]
+) -> list[CardShare]:
     if recipe.encoder.device is not None:
         return []
-    gib = None if held is None else CONTEXT_GIB + WORK_GIB + encoder_needs(*held).total
+    gib = None if memory_use is None else CONTEXT_GIB + WORK_GIB + encoder_needs(*memory_use).total
     return [CardShare(name, gib) for name in names]
 
 
-def _evaluator(recipe: Recipe, held: HeldMemory | None) -> list[CardShare]:
+def _evaluator(recipe: Recipe, memory_use: HeldMemory | None) -> list[CardShare]:
     """Return the evaluator: it encodes before it loads the network, on the CPU if it streams the
     network, and then judges as well."""
     judges = _networks_gib((*recipe.reward.scorers, *recipe.evaluation.scorers))
-    if held is None or judges is None:
+    if memory_use is None or judges is None:
         return [CardShare(EVALUATOR, None)]
-    memory, use = held
+    memory, use = memory_use
 
     def gib(*, streams: bool) -> float:
         alone = replace(use, encodes=False, weights=None, streams=streams)

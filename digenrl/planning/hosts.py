@@ -45,10 +45,10 @@ class Hosts:
     @property
     def devices(self) -> dict[str, int]:
         """Return kind -> GPUs of all hosts."""
-        found = Counter[str]()
+        counts = Counter[str]()
         for each in self.classes:
-            found[each.kind] += each.gpus * each.number
-        return dict(found)
+            counts[each.kind] += each.gpus * each.number
+        return dict(counts)
 
     @property
     def gpus(self) -> dict[str, int]:
@@ -58,11 +58,11 @@ class Hosts:
 
     def named(self) -> Iterator[tuple[str, str, int]]:
         """Yield host by host: name, kind and GPUs."""
-        seen = Counter[str]()
+        numbers = Counter[str]()
         for each in self.classes:
             for _ in range(each.number):
-                seen[each.kind] += 1
-                yield f"{each.kind.lower()}-{seen[each.kind]}", each.kind, each.gpus
+                numbers[each.kind] += 1
+                yield f"{each.kind.lower()}-{numbers[each.kind]}", each.kind, each.gpus
 
     def __str__(self) -> str:
         return "+".join(map(str, self.classes))
@@ -86,7 +86,7 @@ def parse_hosts(
     Raises:
         UserError: names the option, the problem and the remedy.
     """
-    found: list[HostClass] = []
+    hosts_by_class: list[HostClass] = []
     counted: set[str] = set()
     for part in (piece.strip() for piece in re.split(r"[,+]", text)):
         word, classes = _parse_hosts(option, part, host_gpus)
@@ -101,15 +101,15 @@ def parse_hosts(
         if "=" in part and name in counted:
             raise UserError(f"{option}: {name} is given twice; add the counts")
         counted.add(name)
-        found += [HostClass(name, gpus, number) for gpus, number in classes]
-    hosts = Hosts(tuple(found), _host_memory(host_memory, profile) if host_memory else {})
+        hosts_by_class += [HostClass(name, gpus, number) for gpus, number in classes]
+    hosts = Hosts(tuple(hosts_by_class), _host_memory(host_memory, profile) if host_memory else {})
     if sum(hosts.devices.values()) > MAX_DEVICES:
         raise UserError(f"{option}: more than {MAX_DEVICES} devices; plan for a part of them")
     return hosts
 
 
 def _host_memory(text: str, profile: Profile) -> dict[str, float]:
-    found: dict[str, float] = {}
+    sizes: dict[str, float] = {}
     for part in text.split(","):
         kind, _, size = (piece.strip() for piece in part.partition("="))
         name = kind_named(profile.devices, kind)
@@ -118,8 +118,8 @@ def _host_memory(text: str, profile: Profile) -> dict[str, float]:
                 f"--host-memory: {part.strip()!r} is not kind=GiB of a host, e.g. 4090=128; kinds "
                 f"are {', '.join(profile.devices)}"
             )
-        found[name] = float(size)
-    return found
+        sizes[name] = float(size)
+    return sizes
 
 
 def _parse_hosts(option: str, part: str, host_gpus: int) -> tuple[str, list[tuple[int, int]]]:
@@ -168,12 +168,12 @@ def place(hosts: Hosts, split: Split, ranks: int = 1) -> list[HostPlacement]:
         unit = ranks if sum(gpus // ranks for _, gpus in own) * ranks >= number else 1
         parts = _shares([(name, gpus // unit) for name, gpus in own], number // unit)
         trains.update({name: part * unit for name, part in parts.items()})
-    found = []
+    placements = []
     for name, kind, gpus in hosts.named():
         generates = min(gpus - trains[name], left[kind])
         left[kind] -= generates
-        found.append(HostPlacement(name, kind, gpus, trains[name], generates))
-    return found
+        placements.append(HostPlacement(name, kind, gpus, trains[name], generates))
+    return placements
 
 
 def streaming_needs(profile: Profile, hosts: Hosts, split: Split) -> dict[str, tuple[str, float]]:
@@ -216,15 +216,15 @@ def host_memory_line(profile: Profile, hosts: Hosts, split: Split) -> str | None
     most: dict[str, float] = {}
     for kind, needed in needs.values():
         most[kind] = max(most.get(kind, 0.0), needed)
-    told = [
+    lines = [
         f"{needed:.0f} GiB of the memory of each host of {kind}"
         for kind, needed in most.items()
         if kind not in hosts.memory_gib
     ]
-    if not told:
+    if not lines:
         return None
     return (
-        f"streamed weights and offloaded inputs take {' and '.join(told)}, which nothing here has "
+        f"streamed weights and offloaded inputs take {' and '.join(lines)}, which nothing here has "
         "measured: --host-memory says what hosts have, e.g. 4090=128"
     )
 
@@ -275,7 +275,7 @@ def _host_commands(
 ) -> list[str]:
     """Return a command for each role that has GPUs of its own; ``recipe``: of the first host."""
     named, trains, generates = "digenrl host --keys KEYS", host.trains, host.generates
-    said = "".join(f"{name}={value} " for name, value in variables.items())
+    prefix = "".join(f"{name}={value} " for name, value in variables.items())
     extra = f",reward{',encoder' * encodes} --at ADDRESS --recipe {quote(recipe)}" * bool(recipe)
     parts = list[str]()
     if trains:
@@ -283,7 +283,7 @@ def _host_commands(
         parts.append(f"{named} --roles trainer{extra}{gpus}")
     if generates:
         gpus = "" if generates == host.gpus else f" --gpus {_numbers(trains, generates)}"
-        parts.append(f"{said}{named} --roles rollout{'' if trains else extra}{gpus}")
+        parts.append(f"{prefix}{named} --roles rollout{'' if trains else extra}{gpus}")
     return parts
 
 

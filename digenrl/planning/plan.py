@@ -53,13 +53,13 @@ def parse_kinds(option: str, text: str, devices: Mapping[str, int]) -> tuple[str
     Raises:
         UserError: if one is not among them.
     """
-    found = []
+    kinds = []
     for part in text.split(","):
         kind = kind_named(devices, part)
         if kind is None:
             raise UserError(f"{option}: {part.strip()!r} is not among {', '.join(devices)}")
-        found.append(kind)
-    return tuple(found)
+        kinds.append(kind)
+    return tuple(kinds)
 
 
 def plan(
@@ -112,11 +112,11 @@ def _profile_alone(profile: str | None, variant: VariantName) -> tuple[Profile, 
     return costs, replace(use, rank=0) if use is not None and variant == "full" else use
 
 
-def _placed(found: PlacementAdvice, hosts: Hosts) -> PlacementAdvice:
+def _placed(advice: PlacementAdvice, hosts: Hosts) -> PlacementAdvice:
     """Return the advice with where its devices are, and what it needs of their hosts."""
-    line = host_memory_line(found.planned.profile, hosts, found.planned.best.split)
+    line = host_memory_line(advice.planned.profile, hosts, advice.planned.best.split)
     return replace(
-        found, hosts=hosts, reasons=found.reasons if line is None else (*found.reasons, line)
+        advice, hosts=hosts, reasons=advice.reasons if line is None else (*advice.reasons, line)
     )
 
 
@@ -152,13 +152,13 @@ def _with_decision(
     if schedule.mode != "disaggregated":
         return advised(schedule)
     strict, ahead = (advised(schedule.changed(max_staleness=each)) for each in (0, 1))
-    found = decide_by_seconds(
+    decision = decide_by_seconds(
         strict.planned.best.step_seconds,
         ahead.planned.best.step_seconds,
         by="the best plans with it and without",
     )
-    chosen = ahead if found.max_staleness else strict
-    return replace(chosen, reasons=(*chosen.reasons, staleness_line(found)))
+    chosen = ahead if decision.max_staleness else strict
+    return replace(chosen, reasons=(*chosen.reasons, staleness_line(decision)))
 
 
 def costs_and_use(
@@ -192,9 +192,9 @@ def with_weights(profile: Profile, folder: Path) -> Profile:
         "text_gib": num_weights(folder, "text") * FIGURES_BYTES / GIB,
         "decoder_gib": num_weights(folder, "decoder") * 4 / GIB,
     }
-    found = {name: gib for name, gib in sizes.items() if gib}
-    if "network_gib" in found:
-        ratio = found["network_gib"] / profile.memory.network_gib
-        found["streamed_gib"] = ratio * profile.memory.streamed_gib
-        found["linear_gib"] = ratio * profile.memory.linear_gib
-    return profile.model_copy(update={"memory": profile.memory.model_copy(update=found)})
+    known_sizes = {name: gib for name, gib in sizes.items() if gib}
+    if "network_gib" in known_sizes:
+        ratio = known_sizes["network_gib"] / profile.memory.network_gib
+        known_sizes["streamed_gib"] = ratio * profile.memory.streamed_gib
+        known_sizes["linear_gib"] = ratio * profile.memory.linear_gib
+    return profile.model_copy(update={"memory": profile.memory.model_copy(update=known_sizes)})

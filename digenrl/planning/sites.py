@@ -68,13 +68,13 @@ def parse_sites(texts: Sequence[str], profile: Profile) -> list[Site]:
     Raises:
         UserError: names the part and the remedy.
     """
-    found: dict[str, Site] = {}
+    sites: dict[str, Site] = {}
     for text in texts:
         part = SITE.fullmatch(text.strip())
         if part is None:
             raise UserError(f"--site: {text!r} is not {EXAMPLE}")
         name = token(part["name"].strip(), field="--site")
-        if name in (HOME, *found):
+        if name in (HOME, *sites):
             own = " (--devices and --hosts are at home)" if name == HOME else ""
             raise UserError(f"--site: {name} is given twice{own}; give each site a name of its own")
         devices = parse_hosts("--site", part["devices"], profile, host_gpus=1).devices
@@ -83,8 +83,8 @@ def parse_sites(texts: Sequence[str], profile: Profile) -> list[Site]:
         up, down = (_number(part[way], "rate", text) * MBIT for way in ("up", "down"))
         delay = _number(part["rtt"], "round trip", text) / 2e3
         [(kind, count)] = devices.items()
-        found[name] = Site(name=name, kind=kind, count=count, up=up, down=down, delay=delay)
-    return list(found.values())
+        sites[name] = Site(name=name, kind=kind, count=count, up=up, down=down, delay=delay)
+    return list(sites.values())
 
 
 def _number(word: str, what: str, text: str) -> float:
@@ -109,7 +109,7 @@ def advise_sites(
     first = {choice.schedule.mode: choice for choice in reversed(planned.choices)}
 
     def best(some: Sequence[Site]) -> SimulationResult:
-        found = (
+        candidates = (
             simulate(
                 profile, rollout=choice.split.rollout, trainer=choice.split.trainer, sites=each,
                 schedule=recipe.run_schedule.changed(
@@ -119,7 +119,7 @@ def advise_sites(
             )
             for mode, choice in first.items() for each in _in_roles(profile, mode, some)
         )  # fmt: skip
-        return min(found, key=lambda each: each.step_seconds)
+        return min(candidates, key=lambda each: each.step_seconds)
 
     whole = best(sites)
     without = (best([other for other in sites if other is not each]) for each in sites)

@@ -130,13 +130,13 @@ def describe_shortage(worker: "WorkerView") -> str:
 
 def drained_counts(workers: "Sequence[WorkerView]") -> dict[str, str]:
     """Return in words, by service, how many workers get nothing new; without other services."""
-    found: dict[str, Counter[str]] = {}
+    counts: dict[str, Counter[str]] = {}
     for each in workers:
         if each.drain != "no":
-            found.setdefault(each.service, Counter())[each.drain] += 1
+            counts.setdefault(each.service, Counter())[each.drain] += 1
     return {
         service: ", ".join(f"{number} {drain}" for drain, number in sorted(drains.items()))
-        for service, drains in found.items()
+        for service, drains in counts.items()
     }
 
 

@@ -29,10 +29,10 @@ async def open_connection(url: str, name: str, trusted: ssl.SSLContext | None = 
         UserError: if the server refuses the user or the password.
     """
     client, refused = Client(), asyncio.get_running_loop().create_future()
-    told = _Errors(public(url))
+    errors = _Errors(public(url))
 
     async def on_error(error: Exception) -> None:
-        told.say(error)
+        errors.say(error)
         if _refuses(error) and not refused.done():
             refused.set_result(None)
 
@@ -44,11 +44,11 @@ async def open_connection(url: str, name: str, trusted: ssl.SSLContext | None = 
         )
         if refused.done():
             raise UserError(
-                f"DIGENRL_NATS_URL: NATS at {told.address} refuses this user or password"
+                f"DIGENRL_NATS_URL: NATS at {errors.address} refuses this user or password"
             )
         if not connecting.done():
             raise Unavailable(
-                f"DIGENRL_NATS_URL: NATS at {told.address} does not answer within "
+                f"DIGENRL_NATS_URL: NATS at {errors.address} does not answer within "
                 f"{BROKER_CONNECT_S:.0f} s"
             )
         await connecting
@@ -58,8 +58,8 @@ async def open_connection(url: str, name: str, trusted: ssl.SSLContext | None = 
         raise
     except (nats.errors.Error, OSError) as error:
         await client.close()
-        raise Unavailable(f"DIGENRL_NATS_URL: NATS at {told.address}: {error}") from error
-    log.info("connected", nats=told.address)
+        raise Unavailable(f"DIGENRL_NATS_URL: NATS at {errors.address}: {error}") from error
+    log.info("connected", nats=errors.address)
     return client
 
 

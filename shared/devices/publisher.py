@@ -156,16 +156,16 @@ class FragmentPublisher:
         """Store the conditions once per prompt, unless that has failed."""
         prompt, attempt = task.prompt, task.fragment.attempt
         which = (prompt.text, prompt.image.sha256 if prompt.image else "", attempt)
-        known = self._conditions.get(which)
-        if known is None or (known.done() and (known.cancelled() or known.exception())):
-            known = self._conditions[which] = asyncio.create_task(
+        storing = self._conditions.get(which)
+        if storing is None or (storing.done() and (storing.cancelled() or storing.exception())):
+            storing = self._conditions[which] = asyncio.create_task(
                 self._store_conditions(prompt, attempt)
             )
             # Whoever publishes sees that it failed; a fragment that is given back does not ask.
-            known.add_done_callback(lambda done: done.cancelled() or done.exception())
+            storing.add_done_callback(lambda done: done.cancelled() or done.exception())
             while len(self._conditions) > MAX_STORED_CONDITIONS:
                 del self._conditions[next(iter(self._conditions))]
-        return known
+        return storing
 
     async def _store_conditions(self, prompt: Prompt, attempt: int) -> ObjectRef:
         """Store what the fragment is generated with, which is at hand; other devices that generate

@@ -98,15 +98,15 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": Problem, "description": STATUS_TEXTS[status]} for status in statuses}
 
 
-def existing(found: T | None, otherwise: str) -> T:
+def existing(value: T | None, otherwise: str) -> T:
     """Return what was found.
 
     Raises:
         HTTPException: with 404, if nothing was.
     """
-    if found is None:
+    if value is None:
         raise HTTPException(404, otherwise)
-    return found
+    return value
 
 
 def add_problems(app: FastAPI) -> None:

@@ -146,7 +146,7 @@ def listen(host: str, port: int, *, tls: Tls | None = None, plain: bool = False)
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        taken = socket.create_server((host, port), family=family, backlog=MAX_WAITING_CONNECTIONS)
+        server = socket.create_server((host, port), family=family, backlog=MAX_WAITING_CONNECTIONS)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise UserError(
@@ -160,15 +160,15 @@ def listen(host: str, port: int, *, tls: Tls | None = None, plain: bool = False)
     # A connection inherits it. An answer is written in two parts, and without it the second waits
     # until the first is acknowledged, which a client does 40 ms later; asyncio sets it of none but
     # the sockets that it has made.
-    taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    address, taken_port = taken.getsockname()[:2]
+    server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    address, taken_port = server.getsockname()[:2]
     if tls is None and not plain and not ipaddress.ip_address(address).is_loopback:
-        taken.close()
+        server.close()
         raise UserError(
             f"--host: {host} is reached from other machines, which can read tokens on the way; "
             "set DIGENRL_TLS_CERT and DIGENRL_TLS_KEY, or --plain-http if the network is private"
         )
-    listener = Listener(taken, host, _url(host, taken_port, tls), tls)
+    listener = Listener(server, host, _url(host, taken_port, tls), tls)
     log.info("listening", url=listener.url)
     return listener
 

@@ -91,18 +91,18 @@ def prepare(request: UpRequest) -> LocalRun:
     Raises:
         UserError: for the first problem, with its remedy.
     """
-    held = run_in_folder(request.run, request.runs)
-    named = {"run.name": held.id if held else request.run} if request.run else {}
-    recipe, said = load_recipe(request.recipe, {**request.options, **named}), list[str]()
-    if make_own_prompts(recipe, said.append):
+    run = run_in_folder(request.run, request.runs)
+    named = {"run.name": run.id if run else request.run} if request.run else {}
+    recipe, notes = load_recipe(request.recipe, {**request.options, **named}), list[str]()
+    if make_own_prompts(recipe, notes.append):
         recipe = load_recipe(request.recipe, {**request.options, **named})
-    folder = held.folder if held else request.runs / recipe.run.name
+    folder = run.folder if run else request.runs / recipe.run.name
     if folder.exists():
         lock_run(folder.parent, folder.name).close()  # one that goes on is left alone
     start = decide_start(folder, recipe, request.typed, resume=request.resume, fresh=request.fresh)
     recipe = start.recipe
-    said += [each.line for each in implied_values(recipe) if each.is_overridden]
-    say_all(filter(None, (start.line, *said)), request.say)
+    notes += [each.line for each in implied_values(recipe) if each.is_overridden]
+    say_all(filter(None, (start.line, *notes)), request.say)
     check_inputs(recipe, begun=start.resumes)
     say_all(left_out(recipe), request.say)
     check_targets(request.targets)
@@ -138,14 +138,14 @@ def check_machine(recipe: Recipe, runs: Path, versions: int) -> Assignment:
     Raises:
         UserError: if the machine has too few GPUs, or too little space for a run.
     """
-    faults, found = Faults(), Assignment({})
+    faults, assignment = Faults(), Assignment({})
     with faults.collected():
         cards = () if recipe.model.device == "cpu" else visible_cards()
-        found = assign_gpus(recipe, cards, Processes.of_run(recipe))
+        assignment = assign_gpus(recipe, cards, Processes.of_run(recipe))
     with faults.collected():
         _check_space(runs, versions)
     faults.raise_any()
-    return found
+    return assignment
 
 
 def _check_space(runs: Path, versions: int) -> None:

@@ -155,8 +155,8 @@ def _metadata(prompts: Path | None, samples: Sequence[Pixels]) -> Metadata:
     try:
         rows = read_rows(prompts)
     except UserError as error:  # it names keys of a recipe
-        said = str(error).replace("data.prompts:", "--prompts:", 1)
-        raise UserError(said.partition(", or name the file as data.dataset")[0]) from error
+        message = str(error).replace("data.prompts:", "--prompts:", 1)
+        raise UserError(message.partition(", or name the file as data.dataset")[0]) from error
     if len(rows) not in (1, len(samples)):
         raise UserError(
             f"--prompts: {prompts} has {len(rows)} prompts for {len(samples)} images; give one for "

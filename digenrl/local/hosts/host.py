@@ -213,13 +213,13 @@ def roles_in(keys: Path) -> list[Role]:
     Raises:
         UserError: if the folder has no keys.
     """
-    there: list[Role] = [role for role in WORKERS if (keys / role).is_dir()]
-    if not there:
+    present: list[Role] = [role for role in WORKERS if (keys / role).is_dir()]
+    if not present:
         raise UserError(
             f"--keys: {keys} has no folder of a role ({', '.join(WORKERS)}); copy one from the "
             "folder keys of the first host"
         )
-    return there
+    return present
 
 
 @contextmanager
@@ -265,11 +265,11 @@ def _check_machine(settings: ServiceSettings, gpus: Sequence[str]) -> None:
     """Raises UserError if the disk is full, or a GPU does not work."""
     cache = settings.cache
     if cache is not None:
-        there = next(path for path in (cache.folder, *cache.folder.parents) if path.exists())
-        free = shutil.disk_usage(there).free
+        existing = next(path for path in (cache.folder, *cache.folder.parents) if path.exists())
+        free = shutil.disk_usage(existing).free
         if free < MIN_DISK_BYTES:
             raise UserError(
-                f"DIGENRL_HOST_CACHE: {there} has {free >> 20} MiB free, and "
+                f"DIGENRL_HOST_CACHE: {existing} has {free >> 20} MiB free, and "
                 f"{MIN_DISK_BYTES >> 20} are needed; free some space, or name another folder"
             )
     for finding in try_gpus(gpus):

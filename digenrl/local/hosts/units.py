@@ -224,8 +224,8 @@ def down(hosts: HostsFile, shell: Shell) -> None:
 def _each(hosts: HostsFile, shell: Shell, act: Callable[[str, str], str]) -> None:
     """Do something for all hosts at once, and print the output of each."""
     with ThreadPoolExecutor(1 if shell.plans else 16) as pool:
-        said = {name: pool.submit(act, name, hosts.address_of(name)) for name in hosts.hosts}
-    for name, each in said.items():
+        results = {name: pool.submit(act, name, hosts.address_of(name)) for name in hosts.hosts}
+    for name, each in results.items():
         line = each.result()
         if not shell.plans:
             shell.say(f"{name}: {line}")

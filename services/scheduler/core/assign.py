@@ -281,23 +281,23 @@ class PooledAssigner:
         return next_fragment(self._draft.plan, self._batch, groups, size, self._draft.group)
 
 
-def issue(draft: StateDraft, worker: WorkerState, found: NextFragment) -> GenerateFragment:
+def issue(draft: StateDraft, worker: WorkerState, next_fragment: NextFragment) -> GenerateFragment:
     """Give a fragment to a device, in the draft."""
-    group = draft.group(draft.begin(found.batch), found.group)
+    group = draft.group(draft.begin(next_fragment.batch), next_fragment.group)
     policy = group.policy or draft.state.policy
     assert policy is not None
-    given = (*found.fragment.given, (found.fragment.attempt, worker.address))
-    fragment = replace(found.fragment, stage="issued", worker=worker.address, given=given)
-    slot = fragment.slot_in(found.batch, found.group)
-    held = AssignedFragment(slot, fragment.num_samples, draft.now)
+    given = (*next_fragment.fragment.given, (next_fragment.fragment.attempt, worker.address))
+    fragment = replace(next_fragment.fragment, stage="issued", worker=worker.address, given=given)
+    slot = fragment.slot_in(next_fragment.batch, next_fragment.group)
+    assigned = AssignedFragment(slot, fragment.num_samples, draft.now)
     group = group.with_fragment(fragment)
     if group.policy is not policy:
         group = replace(group, policy=policy)
-    draft.set_group(found.batch, found.group, group)
-    draft.set_worker(replace(worker, assigned=(*worker.assigned, held)))
+    draft.set_group(next_fragment.batch, next_fragment.group, group)
+    draft.set_worker(replace(worker, assigned=(*worker.assigned, assigned)))
     if worker.lent_concurrency:
         draft.samples_left = max(0, draft.samples_left - fragment.num_samples)
-    prompt, window_start = draft.origin(found.batch, found.group)
+    prompt, window_start = draft.origin(next_fragment.batch, next_fragment.group)
     return GenerateFragment(
         fragment=Fragment(
             batch=slot.batch,

@@ -33,13 +33,13 @@ def gradient_deadline(plan: Plan, state: State, worker: WorkerState) -> float:
     return _deadline(plan, state.costs.gradient.get(worker.address), 1)
 
 
-def _deadline(plan: Plan, known: Estimate | None, times: int) -> float:
+def _deadline(plan: Plan, estimate: Estimate | None, times: int) -> float:
     """Seconds that a device may take for this many times what was learned."""
     if plan.schedule.slot_deadline_s != "auto":
         return plan.schedule.slot_deadline_s
-    if known is None or known.value is None:
+    if estimate is None or estimate.value is None:
         return FIRST_DEADLINE_S
-    return max(MIN_DEADLINE_S, DEADLINE_FACTOR * times * known.value)
+    return max(MIN_DEADLINE_S, DEADLINE_FACTOR * times * estimate.value)
 
 
 def exclude_late_devices(plan: Plan, state: State, _event: object, now: float) -> State:
@@ -84,21 +84,25 @@ def _restart_clocks(state: State, now: float) -> State:
 def _is_late(plan: Plan, state: State, worker: WorkerState, now: float) -> bool:
     """Whether the device is past the deadline of its current work."""
     return any(
-        now - max(held.since, worker.clock_from)
-        > fragment_deadline(plan, state, worker, held.num_samples)
-        for held in worker.assigned[: worker.concurrency]
+        now - max(assigned.since, worker.clock_from)
+        > fragment_deadline(plan, state, worker, assigned.num_samples)
+        for assigned in worker.assigned[: worker.concurrency]
     )
 
 
 def _exclude_late(plan: Plan, state: State, worker: WorkerState) -> State:
     """Exclude the device; it keeps its work, which others may take as well."""
     state = state.with_worker(replace(worker, excluded="late"))
-    for place, held in enumerate(worker.assigned):
-        found = state.find_fragment(held.slot)
-        if found is not None and found.stage == "issued" and found.worker == worker.address:
+    for place, assigned in enumerate(worker.assigned):
+        fragment = state.find_fragment(assigned.slot)
+        if (
+            fragment is not None
+            and fragment.stage == "issued"
+            and fragment.worker == worker.address
+        ):
             at_work = place < worker.concurrency
             state = fragments.requeue_lost(
-                plan, state, held.slot, found, counts=at_work, is_kept=True
+                plan, state, assigned.slot, fragment, counts=at_work, is_kept=True
             )
     return state
 
@@ -111,11 +115,11 @@ def readmit_working(state: State, address: str) -> State:
     if worker.excluded == "leaves":
         return state
     state = state.with_worker(replace(worker, excluded=None, num_returned=0))
-    for held in worker.assigned:
-        found = state.find_fragment(held.slot)
-        if found is not None and found.stage == "pending":
-            own = replace(found, stage="issued", worker=address)
-            state = state.with_fragment(held.slot, own)
+    for assigned in worker.assigned:
+        fragment = state.find_fragment(assigned.slot)
+        if fragment is not None and fragment.stage == "pending":
+            own = replace(fragment, stage="issued", worker=address)
+            state = state.with_fragment(assigned.slot, own)
     return state
 
 
@@ -124,8 +128,8 @@ def readmit_idle(state: State, address: str) -> State:
     worker = state.workers.get(address)
     if worker is None or worker.excluded != "late":
         return state
-    for held in worker.assigned:
-        state = fragments.give_back(state, held.slot, address)
+    for assigned in worker.assigned:
+        state = fragments.give_back(state, assigned.slot, address)
     return state.with_worker(replace(state.workers[address], excluded=None, assigned=()))
 
 
@@ -153,12 +157,12 @@ def count_return(plan: Plan, state: State, event: FragmentReleased, now: float) 
         return state
     if event.reason == "draining":
         return state.with_worker(replace(worker, excluded="leaves"))
-    found, group = (
+    fragment, group = (
         state.find_fragment(event.slot),
         state.find_group(event.slot.batch, event.slot.group),
     )
     is_current = group is not None and group.policy == state.policy
-    if found is None or found.worker != worker.address or not is_current:
+    if fragment is None or fragment.worker != worker.address or not is_current:
         return state  # rightly
     returned = replace(worker, num_returned=worker.num_returned + 1)
     if returned.num_returned >= plan.max_returns * worker.concurrency:

@@ -93,8 +93,8 @@ def _batches(scheduler: Scheduler) -> APIRouter:
     @router.get("/v1/batches/{batch}", operation_id="get_batch", responses=NOT_FOUND_ERRORS)
     async def batch(batch: BatchNumber) -> api_batches.BatchDetail:
         """One batch with its groups."""
-        found = await views.batch_detail(scheduler, batch)
-        return existing(found, f"batch {batch} has not begun")
+        detail = await views.batch_detail(scheduler, batch)
+        return existing(detail, f"batch {batch} has not begun")
 
     @router.get("/v1/versions", operation_id="list_versions")
     async def versions(limit: Limit = 50, before: Before = None) -> list[api_batches.VersionView]:
@@ -104,16 +104,16 @@ def _batches(scheduler: Scheduler) -> APIRouter:
     @router.get("/v1/batches/{batch}/usage", operation_id="get_usage", responses=NOT_FOUND_ERRORS)
     async def usage(batch: BatchNumber) -> api_batches.UsageView:
         """Use of the devices from the opening of a batch to its commit."""
-        found = await stored_usage(scheduler.store, scheduler.bus.run, batch)
-        return existing(found, f"what devices did in batch {batch} is not known")
+        usage_view = await stored_usage(scheduler.store, scheduler.bus.run, batch)
+        return existing(usage_view, f"what devices did in batch {batch} is not known")
 
     @router.get(
         "/v1/batches/{batch}/timeline", operation_id="get_timeline", responses=NOT_FOUND_ERRORS
     )
     async def timeline(batch: BatchNumber) -> api_batches.TimelineView:
         """When the devices changed what they did; of the batch in flight, so far."""
-        found = await views.timeline_view(scheduler, batch)
-        return existing(found, f"what devices did in batch {batch} is not known")
+        timeline_views = await views.timeline_view(scheduler, batch)
+        return existing(timeline_views, f"what devices did in batch {batch} is not known")
 
     return router
 

@@ -69,13 +69,13 @@ class DeadLetters:
             if not received.subject.startswith("$JS") and not is_unscored(received.subject):
                 self.num_quarantined += 1
                 DLQ_MESSAGES.set(self.num_quarantined)
-            found = await letter_of(self._bus, received)
-            if found is None:
+            letter = await letter_of(self._bus, received)
+            if letter is None:
                 continue
-            failure = failure_of(found)
+            failure = failure_of(letter)
             if failure is not None:
                 self._put(failure)
-            self._log.put(found)
+            self._log.put(letter)
 
     def note(self, message: object) -> None:
         """Keep the failure of an attempt, if the message reports one."""

@@ -18,15 +18,18 @@ async def settle_staleness(store: ObjectStore, recipe: Recipe) -> tuple[Recipe, 
 
     The decision is stored with the run; one that is stored already is taken as it is.
     """
-    said = recipe.schedule.max_staleness
-    if said != "auto":
-        found = StalenessDecision(max_staleness=said, gain=None, reason="the recipe says so")
-        return recipe, found
-    found = await _stored(store, recipe.run.name) or await _first(store, recipe)
+    setting = recipe.schedule.max_staleness
+    if setting != "auto":
+        decision = StalenessDecision(max_staleness=setting, gain=None, reason="the recipe says so")
+        return recipe, decision
+    decision = await _stored(store, recipe.run.name) or await _first(store, recipe)
     log.info(
-        "staleness_decided", max_staleness=found.max_staleness, gain=found.gain, reason=found.reason
+        "staleness_decided",
+        max_staleness=decision.max_staleness,
+        gain=decision.gain,
+        reason=decision.reason,
     )
-    return override(recipe, {"schedule.max_staleness": found.max_staleness}), found
+    return override(recipe, {"schedule.max_staleness": decision.max_staleness}), decision
 
 
 async def _first(store: ObjectStore, recipe: Recipe) -> StalenessDecision:
@@ -34,16 +37,16 @@ async def _first(store: ObjectStore, recipe: Recipe) -> StalenessDecision:
     is."""
     begun = await read_recipe(store, recipe.run.name)
     if begun is None:
-        found = decide_at_start(recipe)
+        decision = decide_at_start(recipe)
     else:
-        found = StalenessDecision(
+        decision = StalenessDecision(
             max_staleness=begun.schedule.staleness_limit,
             gain=None,
             reason="the run has begun with it",
         )
-    data = found.model_dump_json(indent=1).encode()
+    data = decision.model_dump_json(indent=1).encode()
     await store.create(staleness_key(recipe.run.name), data)
-    return await _stored(store, recipe.run.name) or found
+    return await _stored(store, recipe.run.name) or decision
 
 
 async def _stored(store: ObjectStore, run: str) -> StalenessDecision | None:
