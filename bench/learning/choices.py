@@ -222,6 +222,19 @@ SWEEPS = tuple(
 """Learning rates and KL weights of the algorithms that learn fastest after the best choice, whose
 own stand in `NEAR`."""
 
+ROUNDED = tuple(
+    Choice(
+        name=f"exchange-{updates}-{level}",
+        title=f"{updates} updates, weights and sums of two sites {level}",
+        changes=BEST | {"trainer.updates": updates, "exchange.down": level, "exchange.up": level},
+        steps=BEST_STEPS if updates > 1 else 20,
+        tasks=("digits",),
+    )
+    for level in ("exact", "int8", "int4")
+    for updates in (2, 1)
+)
+"""What rounding costs on slow lines (docs/far-apart.md)."""
+
 CHOICES: tuple[Choice, ...] = (
     Choice(name="base", title="baseline: the demo until 2026-11", changes={}, is_main=True),
     *SINGLE,
@@ -237,5 +250,6 @@ CHOICES: tuple[Choice, ...] = (
         name="best", title="**best: the demo**", changes=BEST, steps=BEST_STEPS, is_main=True
     ),
     *NEAR,
+    *ROUNDED,
 )  # fmt: skip
 BY_NAME = {choice.name: choice for choice in CHOICES}

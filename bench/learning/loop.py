@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import safetensors.numpy
 
+from bench.learning.sites import SITES, Sites
 from bench.learning.work import Work
 from services.reward.scorer import build_scorers, scorer_inputs
 from services.reward.scoring import load_source, score_samples
@@ -44,6 +45,7 @@ class Learning:
         for policy in (trained, sampled):
             self.work.count(policy.model.transformer)
         self.trainer = TrainerEngine(recipe, trained)
+        self._sites = Sites(recipe)
         self._rollout = Generator(recipe, sampled)
         self._scorers = build_scorers(recipe.reward.scorers)
         self._order = prompt_order(recipe)
@@ -126,8 +128,11 @@ class Learning:
         with self.work.stage("training"):
             self.trainer.begin()
             for update in range(updates):
-                for group in data[update * size : (update + 1) * size]:
+                self._sites.begin()
+                for number, group in enumerate(data[update * size : (update + 1) * size], 1):
                     self._train_group(group)
+                    if number in (size // SITES, size):
+                        self._sites.send(self.trainer)
                 self.trainer.check_rows()
                 metrics = self.trainer.step(batch)
         return metrics

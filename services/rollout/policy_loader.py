@@ -13,7 +13,8 @@ Three things lead a device to a version's weights, each for a case of its own:
         the index of versions names its weights. Workers read nothing else from Redis; if Redis
             is down or has lost its data, the commit record has the same.
 
-Either way the weights are used only if their digest is the one that the task names.
+Either way the weights are used only if their digest is the one that the task names. A device that
+has the weights before them reads only the change, if one is stored.
 """
 
 import asyncio
@@ -88,7 +89,8 @@ class PolicyLoader:
     def _is_own(self, weights: ObjectRef) -> bool:
         """Whether an object is among the run's weights: a process that may announce weights could
         name other objects."""
-        return weights.key.startswith(f"{weights_folder(self._bus.run)}/")
+        keys = [weights.key, *([weights.change.ref.key] if weights.change else [])]
+        return all(key.startswith(f"{weights_folder(self._bus.run)}/") for key in keys)
 
     def _stage_in_background(self, version: CommitRecord | Version) -> None:
         """Stage a version concurrently with generation, unless it is present or being loaded."""
@@ -172,10 +174,25 @@ class PolicyLoader:
     async def _stage(self, version: CommitRecord | Version) -> StagedVersion:
         began = time.monotonic()
         digest = version.policy.weights_digest
-        weights = await open_tensors(self._store, version.weights, digest)
-        staged = await self._device.stage(weights)
+        staged = await self._changed(version)
+        if staged is None:
+            weights = await open_tensors(self._store, version.weights, digest)
+            staged = await self._device.stage(weights)
         WEIGHTS_LOAD_SECONDS.observe(time.monotonic() - began)
         return staged
+
+    async def _changed(self, version: CommitRecord | Version) -> StagedVersion | None:
+        """Stage a version by its change from the one in use; None if that cannot be done."""
+        change, policy = version.weights.change, self._policy
+        if change is None or policy is None or policy.weights_digest != change.base:
+            return None
+        try:
+            staged = await self._device.stage(await open_tensors(self._store, change.ref))
+        except (ContractError, IntegrityError) as error:
+            log.warning("change_unavailable", version=version.policy.version, error=str(error))
+            return None
+        is_right = staged.digest == version.policy.weights_digest
+        return staged if is_right else None
 
     async def _version(self, policy: Policy) -> CommitRecord | Version:
         """Look up its weights in the index, or in the commit record if the index lacks them."""

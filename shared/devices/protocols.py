@@ -140,3 +140,5 @@ class Snapshot:
     elsewhere: Sequence[Callable[[VersionPart], Awaitable[StoredParts]]] = ()
     """The parts of other processes: each call stores one part and returns its description."""
     sampling: SamplingWeights | None = None
+    change: bytes | None = None
+    """The rounded change that has made these weights of those before, as an object."""

@@ -31,7 +31,7 @@ from shared.limits import MAX_DEVICE_PROMPTS
 from shared.messages.contracts import GenerateFragment
 from shared.messages.workers import MemoryShortage
 from shared.recipe.recipe import Recipe
-from shared.run.manifest import FetchedObject, StoredTensors
+from shared.run.manifest import FetchedObject, StoredTensors, is_change
 
 MEMORY_REMEDY = (
     "use a GPU with more memory, a smaller model.height, width or frames, or model.dtype "
@@ -114,7 +114,8 @@ class Generator:
         """Fetches weights and prepares them for `adopt`, one object after the other, in other
         threads; raises as `stage`, and IntegrityError if an object is not in the store."""
         with self._fits_second_weights():
-            staging = await asyncio.to_thread(Staging, self._model.transformer)
+            network, change = self._model.transformer, is_change(weights.ref)
+            staging = await asyncio.to_thread(Staging, network, is_change=change)
             async for part in weights.parts():
                 await asyncio.to_thread(staging.add, part)
             return await asyncio.to_thread(staging.finish, weights.weights_digest)

@@ -36,6 +36,7 @@ from shared.limits import MAX_PIECES
 from shared.messages.records import (
     Count,
     Digest,
+    Level,
     ObjectRef,
     Policy,
     Record,
@@ -43,6 +44,7 @@ from shared.messages.records import (
     Text,
     Token,
     is_empty,
+    is_exact,
     wire_name,
 )
 
@@ -187,6 +189,8 @@ class ExchangeSums(RoundMessage):
     sites: Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(exclude_if=is_empty)] = ()
     """Hosts per site, whose sums are added before they cross to other sites; empty: they exchange
     directly."""
+    up: Annotated[Level, Field(exclude_if=is_exact)] = "exact"
+    """How sums are rounded on their way to the committer."""
 
     @model_validator(mode="after")
     def _committer_takes_part(self) -> Self:
@@ -233,6 +237,8 @@ class TakeStep(UpdateMessage):
     scale: FiniteFloat
     """Norm, finiteness and scale are the committer's, so that all steps have the same bits."""
     committer: Token
+    down: Annotated[Level, Field(exclude_if=is_exact)] = "exact"
+    """How the change to the next version is rounded."""
 
 
 class Stepped(UpdateMessage):

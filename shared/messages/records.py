@@ -1,7 +1,7 @@
 """Base types of messages, and of the records of a run in its store."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -23,6 +23,9 @@ Site = Annotated[Token, Field(exclude_if=lambda site: site == HOME)]
 """Name of the hosts that have a fast network among them."""
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
+Level = Literal["exact", "int8", "int4"]
+"""How many bits a number takes on its way: all, or rounded to 8 or 4."""
+ChosenLevel = Level | Literal["auto"]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -55,6 +58,31 @@ class ObjectRef(Record):
     key: Annotated[str, Field(max_length=512)]
     sha256: Digest
     size: Count
+    change: "WeightsChange | None" = Field(default=None, exclude_if=lambda value: value is None)
+    """Change of these weights since another version, if the change is stored as well."""
+
+
+class WeightsChange(Record):
+    """Names the rounded change of weights: a device with the base adds it, and has the same bits
+    as a device that reads the weights."""
+
+    base: Digest
+    """Digest of the weights that it is added to."""
+    ref: ObjectRef
+
+
+class ExchangeLevels(Record):
+    """How what made a version was rounded on its way."""
+
+    down: Level = "exact"
+    """The change from the version before."""
+    up: Level = "exact"
+    """The sums of gradients, in the batch's last update."""
+
+
+def is_exact(level: object) -> bool:
+    """Leave the level of what is not rounded out of a record (`exclude_if`)."""
+    return level == "exact"
 
 
 def is_none(value: object) -> bool:

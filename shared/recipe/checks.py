@@ -193,6 +193,23 @@ def _check_old_policy(tables: Tables) -> None:
         )
 
 
+def _check_exchange(tables: Tables) -> None:
+    trainer, levels = tables.trainer, {k: v for k, v in tables.exchange if v != "exact"}
+    for key, level in levels.items():
+        remedies = {
+            "trainer.deterministic to false": level == "auto" and trainer.deterministic,
+            "trainer.shard_devices to 1": trainer.is_sharded,
+            'model.trained to "lora"': tables.model.trained == "full",
+            "algorithm.nft_decay to 0": key == "down" and tables.algorithm.nft_decay > 0,
+            'trainer.exchange to "store"': key == "up" and trainer.exchange == "group",
+        }
+        for remedy in (each for each, is_needed in remedies.items() if is_needed):
+            raise ValueError(
+                f'exchange.{key}: "{level}" does not go with {remedy.split()[0]} as it is; '
+                f'set it to "exact", or {remedy}'
+            )
+
+
 def _check_full(tables: Tables) -> None:
     if tables.model.trained == "lora":
         return
@@ -341,7 +358,7 @@ def _check_trained(tables: Tables, part: int, field: str) -> None:
 
 CHECKS = (
     _check_batch, _check_fragments, _check_messages, _check_scorers, _check_pieces,
-    _check_generating, _check_members, _check_shard_groups, _check_full,
+    _check_generating, _check_members, _check_shard_groups, _check_full, _check_exchange,
     _check_updates, _check_old_policy, _check_quantised, _check_streamed, _check_compiled,
     _check_weights,
     _check_variant, _check_noise, _check_guidance, _check_best,

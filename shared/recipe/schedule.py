@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
+from shared.messages.records import ChosenLevel
 from shared.recipe.fields import NonNegative, Positive, Table
 
 
@@ -73,6 +74,9 @@ class RunSchedule(Schedule):
 
     deterministic: bool = False
     """`trainer.deterministic`: gradients are summed by the index of their groups."""
+    down: ChosenLevel = "exact"
+    up: ChosenLevel = "exact"
+    """The keys of `exchange`."""
 
     @property
     def tsp(self) -> bool:

@@ -20,7 +20,7 @@ from shared.recipe.fields import NonNegative, Positive, Rate, Table
 from shared.recipe.rewards import Evaluation, Reward
 from shared.recipe.sampling import Algorithm, Sampling
 from shared.recipe.schedule import RunSchedule, Schedule
-from shared.recipe.trainer import Trainer
+from shared.recipe.trainer import Exchange, Trainer
 
 
 class Run(Table):
@@ -239,6 +239,7 @@ class Tables(Table):
     batch: Batch
     algorithm: Algorithm = Algorithm()
     trainer: Trainer
+    exchange: Exchange = Exchange()
     rollout: Rollout = Rollout()
     encoder: Encoder = Encoder()
     reward: Reward
@@ -279,8 +280,10 @@ class Tables(Table):
     def trained_sets(self) -> TrainedSets:
         """Copies of trained weights that a training device holds in addition to its network."""
         old, full = self.keeps_old_policy, self.model.trained == "full"
+        is_rounded = self.exchange.down != "exact"
+        masters = is_rounded + (is_rounded and self.trainer.updates > 1)
         return TrainedSets(
-            kept=old + (self.keeps_reference and not full) + self.keeps_batch_start,
+            kept=old + (self.keeps_reference and not full) + self.keeps_batch_start + masters,
             on_host=int(self.keeps_reference and full),
             ahead=2 + old if self.schedule.staleness_limit else 0,
             averages=int(self.trainer.ema is not None),
@@ -332,6 +335,7 @@ class Tables(Table):
             "tag": 0 if is_off else table.tag,
             "max_staleness": table.staleness_limit,
             "deterministic": self.trainer.deterministic,
+            **self.exchange.model_dump(),
         })  # fmt: skip
 
     @property

@@ -4,8 +4,23 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from shared.messages.records import ChosenLevel
 from shared.models.memory import Residence
 from shared.recipe.fields import Positive, Rate, Table
+
+
+class Exchange(Table):
+    """How many bits of weights and gradients cross slow lines (docs/far-apart.md)."""
+
+    down: ChosenLevel = "exact"
+    """How the change from one version to the next is rounded: `exact`, to `int8` or to `int4`, a
+    quarter or an eighth of the bytes. Rounded, the optimizer steps masters, and samples and
+    gradients are computed at the published weights. `auto`: the least rounding whose transfer is
+    hidden. LoRA only."""
+    up: ChosenLevel = "exact"
+    """How the sum of gradients that a member, or a host's members together, sends to the others is
+    rounded; the error is added to its next sum, and with `trainer.deterministic` to none. The sums
+    go through the object store."""
 
 
 class Trainer(Table):

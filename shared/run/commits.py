@@ -18,7 +18,16 @@ from pydantic import Field, FiniteFloat, ValidationError, model_validator
 from shared.errors import CommitConflict, ContractError
 from shared.messages.contracts import ObjectRef, Policy, PolicyPublished
 from shared.messages.fluid import Checksum, Share
-from shared.messages.records import Count, Digest, Record, Text, Token, is_empty, is_none
+from shared.messages.records import (
+    Count,
+    Digest,
+    ExchangeLevels,
+    Record,
+    Text,
+    Token,
+    is_empty,
+    is_none,
+)
 from shared.messages.staleness import AdmissibleVersions
 from shared.run.layout import commit_key, numbers_in
 from shared.run.record_backups import note_damage, sealed, unsealed, valid_copies
@@ -74,6 +83,8 @@ class CommitRecord(Record):
     step."""
     shares: tuple[Share, ...] = Field(default=(), exclude_if=is_empty)
     """Content of each member's sum; together the whole batch, without duplicates."""
+    exchange: ExchangeLevels = ExchangeLevels()
+    """How weights and sums were rounded."""
 
     @property
     def batch(self) -> int | None:
@@ -98,7 +109,8 @@ class CommitRecord(Record):
     def objects(self) -> tuple[ObjectRef, ...]:
         """All that the version is stored as, by its record: each of them names objects, or is
         one."""
-        references = (self.weights, self.trained_weights, self.checkpoint)
+        change = None if self.weights.change is None else self.weights.change.ref
+        references = (self.weights, change, self.trained_weights, self.checkpoint)
         return tuple(each for each in references if each is not None)
 
     def announcement(self, *, worker: str | None = None, seconds: float = 0.0) -> PolicyPublished:

@@ -30,6 +30,7 @@ from shared.store.tensor_header import BITS, Data
 
 SHARD = ".safetensors"
 MANIFEST = ".manifest.json"
+CHANGE = ".change.safetensors"
 
 Extent = Annotated[tuple[Count, ...], Field(max_length=MAX_DIMENSIONS)]
 DType = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"]
@@ -145,6 +146,11 @@ def _neighbours(pieces: Sequence[TensorBox]) -> Iterable[tuple[TensorBox, Tensor
 
 def is_manifest(ref: ObjectRef) -> bool:
     return ref.key.endswith(MANIFEST)
+
+
+def is_change(ref: ObjectRef) -> bool:
+    """Whether an object is the change of weights since others."""
+    return ref.key.endswith(CHANGE)
 
 
 def read_manifest(data: bytes, key: str) -> Manifest:

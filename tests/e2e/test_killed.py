@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.local_run import LocalRun, StartRun
+from tests.e2e.local_run import SMALL, LocalRun, StartRun, recipe_of
 
 pytestmark = [pytest.mark.run, pytest.mark.slow, pytest.mark.timeout(3600)]
 VICTIMS = {
@@ -20,6 +20,8 @@ VICTIMS = {
 """What is in the command of a process -> how often it is chosen."""
 FEW = int(os.environ.get("DIGENRL_KILLS", "4"))
 STEPS_PER_KILL = 2
+ROUNDED = {"exchange.down": "int4", "exchange.up": "int8", "trainer.devices": 2}
+"""Two members exchange sums, and rollout reads changes."""
 
 
 def adapter(run: LocalRun) -> str:
@@ -45,15 +47,20 @@ def command(pid: int) -> str:
         return ""
 
 
+@pytest.mark.parametrize(
+    "changes", [pytest.param({}, id="exact"), pytest.param(ROUNDED, id="rounded")]
+)
 @pytest.mark.parametrize("kills", [FEW, pytest.param(60, marks=pytest.mark.night)])
 def test_a_real_network_that_is_killed_again_and_again_has_the_weights_of_a_calm_run(
-    start_run: StartRun, tmp_path: Path, kills: int
+    start_run: StartRun, tmp_path: Path, kills: int, changes: dict[str, object]
 ) -> None:
     steps = str(STEPS_PER_KILL * kills + 2)
     given = ("--steps", steps, "--deterministic")
-    calm = start_run(*given, name="calm")
+    recipe = recipe_of(tmp_path, {**SMALL, **changes})
+    calm = start_run(*given, name="calm", recipe=recipe)
     expected = calm.finish()
-    struck, draw = start_run(*given, name="struck"), random.Random(kills)
+    struck = start_run(*given, name="struck", recipe=recipe)
+    draw = random.Random(kills)
     victims = []
     for number in range(kills):
         reached = struck.wait_for(lambda view, n=number: view["step"] >= 1 + n)["step"]  # type: ignore[misc]

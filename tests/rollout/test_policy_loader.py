@@ -6,6 +6,7 @@ import pytest
 
 from shared.errors import IntegrityError, Unavailable
 from shared.messages.contracts import FragmentFailed, FragmentReleased
+from shared.messages.records import WeightsChange
 from shared.run.commits import read_commit
 from shared.run.manifest import StoredTensors
 from shared.telemetry import ANNOUNCEMENTS_REFUSED
@@ -193,3 +194,66 @@ async def test_weights_of_an_old_version_that_are_deleted_send_the_fragment_back
     assert (event.slot.group, event.reason) == (0, "stale")
     await cluster.told("fragment_generated")
     assert cluster.device.done == ["fragment 1 by 2"]
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Keys of what devices have staged."""
+    keys, stage = list[str](), FakeDevice.stage
+
+    async def noted(device: FakeDevice, weights: StoredTensors) -> FakeStaged:
+        found = await stage(device, weights)
+        keys.append(weights.ref.key)
+        return found
+
+    monkeypatch.setattr(FakeDevice, "stage", noted)
+    return keys
+
+
+async def change_to(cluster: Cluster, number: int, *, base: int, makes: int) -> WeightsChange:
+    """Store the change from one version's weights to another's, which makes those of a third."""
+    ref = await cluster.store.put(
+        f"{RUN}/weights", examples.digest(makes).encode(), suffix=f".{number}.change.safetensors"
+    )
+    return WeightsChange(base=examples.digest(base), ref=ref)
+
+
+async def test_a_device_with_the_version_before_reads_the_change_alone(
+    worker: Start, read: list[str]
+) -> None:
+    async with worker() as cluster:
+        await cluster.generate(0)
+        await cluster.told("fragment_generated")
+        change = await change_to(cluster, 1, base=0, makes=1)
+        await cluster.publish_version(1, change=change)
+        await cluster.generate(1, version=1)
+        await cluster.told("fragment_generated", 2)
+        assert cluster.device.done == ["fragment 0 by 0", "fragment 1 by 1"]
+        assert read[1:] == [change.ref.key]
+
+
+@pytest.mark.parametrize("fault", ["other base", "gone", "other bits"])
+async def test_without_a_change_that_leads_to_the_version_all_weights_are_read(
+    worker: Start, read: list[str], fault: str
+) -> None:
+    async with worker() as cluster:
+        await cluster.generate(0)
+        await cluster.told("fragment_generated")
+        base, makes = (5 if fault == "other base" else 0), (7 if fault == "other bits" else 1)
+        change = await change_to(cluster, 1, base=base, makes=makes)
+        if fault == "gone":
+            await cluster.store.delete([change.ref.key])
+        await cluster.publish_version(1, change=change)
+        await cluster.generate(1, version=1)
+        await cluster.told("fragment_generated", 2)
+        assert cluster.device.done == ["fragment 0 by 0", "fragment 1 by 1"]
+        assert "change" not in read[-1]
+
+
+async def test_a_device_that_joins_reads_all_weights(worker: Start, read: list[str]) -> None:
+    async with worker() as cluster:
+        change = await change_to(cluster, 1, base=0, makes=1)
+        await cluster.publish_version(1, change=change)
+        await cluster.generate(1, version=1)
+        await cluster.told("fragment_generated")
+        assert read and "change" not in read[-1]

@@ -14,6 +14,7 @@ from shared.devices.protocols import GeneratedFragment, RolloutDevice
 from shared.errors import DigenRLError, FaultyConditions, Unavailable
 from shared.messages import subjects
 from shared.messages.contracts import GenerateFragment, Message, ObjectRef
+from shared.messages.records import WeightsChange
 from shared.messages.workers import Device
 from shared.process.worker import Worker, WorkerContext
 from shared.run.commits import commit, record_digest
@@ -179,10 +180,12 @@ class Cluster:
         return ObjectStore(self.backend)
 
     async def publish_version(
-        self, number: int, *, announce: bool = True, trained: str | None = None
-    ) -> None:
+        self, number: int, *, announce: bool = True, trained: str | None = None,
+        change: WeightsChange | None = None,
+    ) -> None:  # fmt: skip
         """``trained``: digest of the trained weights, if they are not those that generate."""
         weights = await self.weights(examples.digest(number))
+        weights = weights.model_copy(update={"change": change})
         record = examples.record(
             number, run=RUN, parent=self.parent, weights=weights, trained_digest=trained,
             trained_weights=None if trained is None else await self.weights(trained),

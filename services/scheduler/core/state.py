@@ -19,6 +19,7 @@ from shared.learning.prompts import PromptOrder
 from shared.learning.windows import Windows
 from shared.limits import MAX_PIECES
 from shared.messages.contracts import FragmentScored, FragmentSlot, Policy
+from shared.messages.records import ExchangeLevels
 from shared.recipe.schedule import RunSchedule
 
 Phase = Literal["waiting", "running", "paused", "stopped", "finished", "failed"]
@@ -253,6 +254,8 @@ class State:
     """Version by which evaluations have reached the run's goal: it ends with the next version."""
     fluid: FluidState | None = None
     """State of the members' training; None without members."""
+    levels: ExchangeLevels = field(default_factory=ExchangeLevels)
+    """How the newest step was rounded."""
     draining: frozenset[str] = frozenset()
     """Names of workers that an operator has asked to drain; they may be started again."""
 

@@ -61,11 +61,10 @@ class Restoration:
         """Weights that follow the trained ones, by the beginning of their states' names."""
         self._parameters, self._masters = trained.parameters, trained.masters
         self._weights, self._states = TensorAssembly(), TensorAssembly()
-        for name, parameter in trained.parameters.items():
-            if name in self._masters:
-                self._states.expect(f"{MASTER}{name}", parameter.detach())
-            else:
-                self._weights.expect(name, parameter.detach())
+        for name, master in self._masters.items():
+            self._states.expect(f"{MASTER}{name}", master.detach())
+        for name, tensor in trained.stored.items():
+            self._weights.expect(name, tensor)
         self._moments: dict[str, Tensor] = {}
         """States of the optimizer, as far as they have come."""
         self._rng: Tensor | None = None
@@ -87,7 +86,7 @@ class Restoration:
     def add_weights(self, part: FetchedObject) -> None:
         """Raises IntegrityError if the weights belong to another adapter."""
         for name, tensor, piece in read_part(part):
-            if name not in self._masters:
+            if name in self._weights or name not in self._masters:
                 self._weights.add(name, tensor, piece)
 
     @torch.no_grad()
@@ -142,6 +141,6 @@ class Restoration:
                     tensor.copy_(self._parameters[name])
         # Shards are written in place: whoever watches the parameters must see a new version.
         torch.autograd.graph.increment_version(list(self._parameters.values()))
-        self._trained.put_in_use()
+        self._trained.settle()
         self._sets.compare_old()
         torch.set_rng_state(self._rng)

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import structlog
 import torch
@@ -17,9 +18,12 @@ from shared.devices.protocols import GroupData, Snapshot
 from shared.diffusion.loading.device import fits
 from shared.diffusion.loading.ranks import local_shard
 from shared.diffusion.policy import LoadedPolicy, load_policy
+from shared.diffusion.sampling.tensors import pack
 from shared.diffusion.training.auto_chunks import REMEDY, AutoChunkedGradient, describe_chunk
 from shared.diffusion.training.rows import TrainingGroup, read_group
+from shared.diffusion.weights.master_weights import RoundedWeights
 from shared.learning.algorithms import old_policy_decay
+from shared.messages.records import Level
 from shared.messages.workers import MemoryShortage
 from shared.recipe.recipe import Recipe
 from shared.recipe.trainer import Trainer
@@ -62,6 +66,9 @@ class TrainerEngine:
         torch.set_num_threads(recipe.trainer.threads)
         self._recipe = recipe
         self._loaded = loaded or load_policy(recipe, {"transformer"}, trains=True)
+        if recipe.exchange.down != "exact":
+            trained = RoundedWeights(self._loaded.model.transformer)
+            self._loaded = replace(self._loaded, trained=trained)
         self._trained = self._loaded.trained
         table = recipe.trainer
         self._optimizer = AdamW(
@@ -103,8 +110,14 @@ class TrainerEngine:
         buffers, sampling = SnapshotBuffers(self._recipe.run.shard_bytes), None
         if self._sets.old_differs:
             sampling = self._sets.old, self.sampling_digest()
-        trained = self._parameters, self.weights_digest()
-        return buffers.take(trained, sampling, self._states(), self._trained.types)
+        trained = self._trained.held, self.weights_digest()
+        snapshot = buffers.take(trained, sampling, self._states(), self._trained.types)
+        return replace(snapshot, change=self._packed_change())
+
+    def _packed_change(self) -> bytes | None:
+        """Return the change that has made the newest version as an object, if it was rounded."""
+        change = {name: each.cpu() for name, each in self._trained.change.items()}
+        return pack(change) if change else None
 
     def _states(self) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint. Without memory, an old policy is the weights of its
@@ -179,11 +192,14 @@ class TrainerEngine:
         """Raise BatchFailed if these weights cannot be trained on the rows of this batch."""
         self._transaction.check()
 
-    def step(self, batch: int, kept: float | None = None) -> dict[str, float]:
+    def step(
+        self, batch: int, kept: float | None = None, level: Level | None = None
+    ) -> dict[str, float]:
         """Take the optimizer step of the batch and return its metrics.
 
         ``kept`` multiplies the gradient: by default, it drops the rows without advantage since the
         last step. A gradient that is not finite takes no step; the weights stay as they were.
+        ``level`` is the rounding of the change to a version: by default the recipe's.
         """
         kept = self._transaction.take_kept_factor() if kept is None else kept
         table = self._recipe.trainer
@@ -193,14 +209,16 @@ class TrainerEngine:
         self._fill_gradient(kept)
         norm = self._clipped()
         finite = math.isfinite(norm)
-        self._transaction.keep_start(self._parameters)
-        if finite:
-            with fits(self._loaded.device, "the optimizer step", STEP_REMEDY):
+        self._transaction.keep_start(self._trained.held)
+        is_version = self._transaction.num_steps + 1 >= table.updates
+        with fits(self._loaded.device, "the optimizer step", STEP_REMEDY):
+            if finite:
                 self._optimizer.step()
-                self._trained.put_in_use()
+            else:
+                log.warning("step_not_taken", batch=batch, reason="the gradient is not finite")
+            self._trained.put_in_use(level or self._recipe.exchange.down, is_version=is_version)
+            if finite:
                 self._average(batch * table.updates + self._transaction.num_steps)
-        else:
-            log.warning("step_not_taken", batch=batch, reason="the gradient is not finite")
         self._transaction.num_steps += 1
         self._move_old_policy(batch)
         self._optimizer.zero_grad(set_to_none=True)

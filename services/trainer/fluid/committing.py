@@ -14,13 +14,20 @@ from shared.errors import ContractError
 from shared.messages import subjects
 from shared.messages.contracts import ObjectRef, Policy, TrainGroup
 from shared.messages.fluid import Share, WeightsStored
+from shared.messages.records import ExchangeLevels, WeightsChange
 from shared.process.failpoints import reach
 from shared.process.worker import WorkerContext, patiently
 from shared.run.commands import store_commands
 from shared.run.commits import CommitRecord, commit, stored_digest
+from shared.run.layout import weights_folder
+from shared.run.manifest import CHANGE
 from shared.telemetry import STAGE_SECONDS
 
+WHOLE_EVERY = 50
+"""Versions from one without a stored change to the next: every device reads all of its weights."""
+
 log = structlog.get_logger()
+EXACT = ExchangeLevels()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,9 @@ class SteppedVersion:
     """Monotonic seconds at the beginning of the step."""
     attempt: int = 0
     """Attempt at the batch whose step it was."""
+    exchange: ExchangeLevels = EXACT
+    base: str | None = None
+    """Digest of the weights from which the batch's first step went."""
 
     @property
     def batch(self) -> int:
@@ -82,7 +92,7 @@ class VersionCommits:
     async def _committed(self, stepped: SteppedVersion, snapshot: Snapshot) -> CommitRecord:
         run, version = self._bus.run, stepped.policy.version
         trained, sampling = await store_sets(self._store, run, snapshot)
-        weights = sampling or trained
+        weights = await self._with_change(stepped, snapshot, sampling or trained)
         if stepped.shares:
             await self._offer(stepped, weights)
         groups = await self._groups(stepped)
@@ -111,11 +121,24 @@ class VersionCommits:
             worker=self._worker.address,
             checksum=stepped.checksum,
             shares=stepped.shares,
+            exchange=stepped.exchange,
         )
         reach("fluid.commits")
         await commit(self._store, record)
         log.info("committed", version=version, **metrics)
         return record
+
+    async def _with_change(
+        self, stepped: SteppedVersion, snapshot: Snapshot, weights: ObjectRef
+    ) -> ObjectRef:
+        """Store the change that has made a version next to its weights."""
+        is_whole = stepped.policy.version % WHOLE_EVERY == 0
+        if snapshot.change is None or stepped.base is None or is_whole:
+            return weights
+        folder = weights_folder(self._bus.run)
+        ref = await self._store.put(folder, snapshot.change, suffix=CHANGE)
+        change = WeightsChange(base=stepped.base, ref=ref)
+        return weights.model_copy(update={"change": change})
 
     async def _offer(self, version: SteppedVersion, weights: ObjectRef) -> None:
         """Publish the location of the weights before the states: generating workers wait for the

@@ -108,7 +108,7 @@ class EngineMember:
 
     async def step(self, batch: int, total: Term, measure: TotalMeasure) -> Mapping[str, float]:
         norm = math.nan if measure.norm is None else measure.norm
-        given = StepScale(norm, measure.scale)
+        given = StepScale(norm, measure.scale, measure.level)
         self._terms = {}
         take = self.engine.take_concurrently if self.steps_concurrently else self.engine.take
         metrics = await asyncio.to_thread(take, batch, total, given)

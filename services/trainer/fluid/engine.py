@@ -4,7 +4,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -22,6 +22,7 @@ from shared.diffusion.weights.checksum import Checksum, checksum, flat_checksum
 from shared.diffusion.weights.master_weights import TrainedWeights
 from shared.diffusion.weights.trained_weights import weights_digest
 from shared.diffusion.weights.weight_sets import Tensors
+from shared.messages.records import Level
 from shared.recipe.recipe import Recipe
 from shared.run.manifest import StoredTensors
 
@@ -34,6 +35,7 @@ class StepScale:
     """Norm of the total; not finite if the step is passed over."""
     scale: float
     """Factor on the total, by which it is clipped and rows without advantage are dropped."""
+    level: Level = "exact"
 
 
 class FluidEngine(TrainerEngine):
@@ -101,7 +103,8 @@ class FluidEngine(TrainerEngine):
                 (newest.sampling, digest),
             )
         states, types = self._states(), self._trained.types
-        return self._kept.take(trained, sampling, states, types, is_first=this_rank() == 0)
+        kept = self._kept.take(trained, sampling, states, types, is_first=this_rank() == 0)
+        return replace(kept, change=self._packed_change())
 
     def term(self) -> Term:
         """Copy what was summed since `begin`, flat."""
@@ -149,7 +152,7 @@ class FluidEngine(TrainerEngine):
         for name, gradient in gradients.items():
             self._parameters[name].grad = gradient
         self._given = given
-        metrics = self.step(batch, kept=1.0)  # the scale has it
+        metrics = self.step(batch, kept=1.0, level=given.level)  # the scale has it
         self._num_taken = (self._num_taken + 1) % self._recipe.trainer.updates
         if not self._num_taken:
             self._counted = []

@@ -7,10 +7,11 @@ site, add up theirs before either. All calls end by their deadline, even if memb
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
+from services.trainer.fluid.residuals import Residuals
 from shared.errors import DigenRLError
 from shared.messages.fluid import ExchangeSums, Share
 from shared.run.layout import exchange_folder
@@ -45,13 +46,17 @@ class MemberRound:
     """Where its members meet within the round's folder."""
     by_group: bool = False
     """Whether every group has its own sum; sums are then added in the order of the groups."""
+    residuals: Residuals = field(default_factory=Residuals)
+    """Residuals of this process's sums."""
 
     @classmethod
     def from_message(
-        cls, message: ExchangeSums, run: str, me: str, *, by_group: bool
-    ) -> "MemberRound":
+        cls, message: ExchangeSums, run: str, me: str, *, by_group: bool,
+        residuals: Residuals | None = None,
+    ) -> "MemberRound":  # fmt: skip
         deadline = time.monotonic() + message.max_seconds
-        return cls(run, me, message, deadline, by_group=by_group)
+        own = residuals or Residuals()
+        return cls(run, me, message, deadline, by_group=by_group, residuals=own)
 
     @property
     def seconds(self) -> float:
@@ -92,7 +97,9 @@ class MemberRound:
         round's own, or the first of them. It has a folder named by the leader's address."""
         mine = next(each for each in self._by_host if self.me in [s.worker for s in each])
         leader = _leader(mine, self.committer)
-        return replace(self._of(mine, leader, ()), place=f"{self.place}/{leader}")
+        here = self._of(mine, leader, ())
+        message = here.message.model_copy(update={"up": "exact"})
+        return replace(here, message=message, place=f"{self.place}/{leader}")
 
     @property
     def among_hosts(self) -> "MemberRound":

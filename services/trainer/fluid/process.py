@@ -153,7 +153,8 @@ def make_exchange(recipe: Recipe, store: ObjectStore, layout: SumLayout, broker:
     sums first."""
     chosen = recipe.trainer.exchange
     if chosen == "auto":
-        chosen = "group" if layout.device.type == "cuda" else "store"
+        is_group = layout.device.type == "cuda" and recipe.exchange.up == "exact"
+        chosen = "group" if is_group else "store"
     by_nccl = chosen == "group" and layout.device.type == "cuda"
     log.info("exchange", by=chosen, numbers=layout.size)
     exchange: Exchange = (

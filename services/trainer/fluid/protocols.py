@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from services.trainer.fluid.exchange import Sum
 from shared.devices.protocols import GroupData, Snapshot
 from shared.messages.fluid import Piece
+from shared.messages.records import Level
 from shared.messages.workers import MemoryShortage
 from shared.run.manifest import StoredTensors
 
@@ -19,6 +20,7 @@ class TotalMeasure:
     sum_id: str
     norm: float | None
     scale: float
+    level: Level = "exact"
 
     @property
     def finite(self) -> bool:

@@ -6,6 +6,8 @@ This process computes the sum of every member and adds the sums in the members' 
 member trained its pieces in the order of the commit record. The checksum decides.
 """
 
+from dataclasses import replace
+
 import structlog
 
 from services.trainer import limits
@@ -112,11 +114,13 @@ class Replay:
         message = ExchangeSums(
             batch=parent.policy.version, attempt=0, update=update, round=0, policy=parent.policy,
             committer=shares[0].worker, shares=shares, max_seconds=limits.SOLO_MEETING_S,
+            up=record.exchange.up,
         )  # fmt: skip
         me = shares[0].worker
         round_ = MemberRound.from_message(message, self._run, me, by_group=self._by_group)
         total = await self._exchange.local_total(round_, sums)
-        await self._device.step(message.batch, total, await self._device.measure(total))
+        measure = replace(await self._device.measure(total), level=record.exchange.down)
+        await self._device.step(message.batch, total, measure)
 
     async def _compute_sum(self, share: Share, groups: dict[int, AdmittedGroup]) -> Sum:
         """Compute a member's sum again."""

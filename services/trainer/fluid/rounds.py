@@ -11,6 +11,7 @@ from services.trainer.batch.measures import merge_step_metrics
 from services.trainer.fluid.committing import SteppedVersion
 from services.trainer.fluid.exchange import Exchange, ExchangeIncomplete, MemberRound
 from services.trainer.fluid.protocols import FluidDevice, TotalMeasure
+from services.trainer.fluid.residuals import Residuals
 from services.trainer.fluid.state import HeldTotal, MemberState, ReferenceVersion, Updates
 from services.trainer.fluid.versions import MemberVersions
 from shared.errors import BatchFailed, OutOfMemory
@@ -26,6 +27,7 @@ from shared.messages.fluid import (
     SumHeld,
     TakeStep,
 )
+from shared.messages.records import ExchangeLevels
 from shared.process.failpoints import reach
 from shared.process.worker import WorkerContext
 
@@ -60,6 +62,7 @@ class Rounds:
         self._steps: dict[str, Stepped] = {}
         """The newest step of each member that was named to commit."""
         self._stepped_at = time.monotonic()
+        self._residuals = Residuals()
 
     async def follow(self, tasks: asyncio.TaskGroup) -> None:
         """Follow all messages to members, without end; rounds and commits continue in ``tasks``."""
@@ -151,7 +154,9 @@ class Rounds:
             if not ledger.is_current(message) or not ledger.is_exactly(message, share):
                 raise ExchangeIncomplete("its sum is no longer its share", (me,))
         reach("fluid.exchanges")
-        round_ = MemberRound.from_message(message, self._bus.run, me, by_group=self._by_group)
+        round_ = MemberRound.from_message(
+            message, self._bus.run, me, by_group=self._by_group, residuals=self._residuals
+        )
         total: object = await self._exchange.total(round_, own)
         return total
 
@@ -174,6 +179,7 @@ class Rounds:
         await self._missed(message, ExchangeIncomplete(str(error), (me,)))
 
     async def _hear_step(self, message: TakeStep, tasks: asyncio.TaskGroup) -> None:
+        self._residuals.count(message)
         self._name_committer(message.batch, message.attempt, message.update, message.committer)
         total = self._state.held
         if total is None or not self._state.ledger.hear_step(message):
@@ -270,7 +276,7 @@ class Rounds:
             metrics, policy, checksum = await self._new_version(message, total)
             self._state.make(policy, checksum)
         log.info("stepped", version=policy.version, checksum=checksum)
-        return self._made(policy, checksum, total, metrics, earlier, began)
+        return self._made(message, policy, checksum, total, metrics, earlier, began)
 
     async def _take_step(self, message: TakeStep, total: HeldTotal) -> Mapping[str, float]:
         with self._worker.progress.running("the optimizer step"):
@@ -293,17 +299,21 @@ class Rounds:
                 metrics, policy, checksum = await self._new_version(message, total)
                 self._state.use(policy, checksum)
         log.info("stepped", version=policy.version, checksum=checksum)
-        return self._made(policy, checksum, total, metrics, earlier, began)
+        return self._made(message, policy, checksum, total, metrics, earlier, began)
 
     def _made(
-        self, policy: Policy, checksum: str, total: HeldTotal, metrics: Mapping[str, float],
-        earlier: Updates | None, began: float,
+        self, message: TakeStep, policy: Policy, checksum: str, total: HeldTotal,
+        metrics: Mapping[str, float], earlier: Updates | None, began: float,
     ) -> SteppedVersion:  # fmt: skip
         """Return the version that the last of a batch's updates has made."""
         shares = (*(earlier.shares if earlier else ()), *total.message.shares)
         all_metrics = [dict(each) for each in (*(earlier.metrics if earlier else ()), metrics)]
         paced = self._paced(merge_step_metrics(all_metrics))
-        return SteppedVersion(policy, checksum, shares, paced, began, total.message.attempt)
+        return SteppedVersion(
+            policy, checksum, shares, paced, began, message.attempt,
+            ExchangeLevels(down=message.down, up=total.message.up),
+            base=total.message.policy.weights_digest,
+        )  # fmt: skip
 
     def _paced(self, metrics: Mapping[str, float]) -> dict[str, float]:
         now = time.monotonic()
@@ -357,4 +367,4 @@ class Rounds:
 def _total_measure(message: TakeStep) -> TotalMeasure:
     """Return what all members step by."""
     norm = message.norm if message.finite else None
-    return TotalMeasure(message.sum_id, norm, message.scale)
+    return TotalMeasure(message.sum_id, norm, message.scale, message.down)

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Protocol, TypeVar
 
 from pydantic import ValidationError
@@ -29,14 +30,19 @@ from services.trainer.fluid.sums import (
     in_order,
     overlaps,
     pack_sum,
+    round_gradient,
+    round_terms,
     unpack_sum,
 )
 from shared.errors import ContractError, IntegrityError, Unavailable
 from shared.messages.contracts import ObjectRef
+from shared.messages.records import Level
 from shared.run.layout import batch_folder
 from shared.store import ObjectStore
 
 TOTAL = "total"
+HEADER_BYTES = 4096
+"""Most bytes of a gradient's names and tallies in an object."""
 
 T = TypeVar("T")
 
@@ -57,8 +63,8 @@ class SumObjects:
         self._layout = layout
         self._is_first = is_first
 
-    async def put(self, folder: str, what: Sum) -> SumPart:
-        data = await asyncio.to_thread(pack_sum, what)
+    async def put(self, folder: str, what: Sum, level: Level = "exact") -> SumPart:
+        data = await asyncio.to_thread(pack_sum, what, level)
         ref = await again(lambda: self._store.put(folder, data, suffix=".sum.safetensors"))
         return SumPart(ref=ref, ranges=self._layout.held)
 
@@ -100,6 +106,7 @@ class StoreExchange:
         return self._layout.num_bytes
 
     async def total(self, round_: MemberRound, own: Sum) -> Term:
+        own = await asyncio.to_thread(self._with_residual, round_, own)
         if not round_.is_committer:
             return await self.exchange_sum(round_, own)
         sums = await self.gathered(round_, own)
@@ -107,7 +114,24 @@ class StoreExchange:
         await self.give(round_, total)
         return total
 
+    def _with_residual(self, round_: MemberRound, own: Sum) -> Sum:
+        """Round the sum of a member other than the committer; in deterministic mode, every sum: the
+        update does not depend on who trained a group."""
+        message = round_.message
+        if round_.by_group:
+            return round_terms(own, message.up)
+        level = "exact" if round_.is_committer else message.up
+        rounding = partial(round_gradient, level=level)
+        add = round_.residuals.add
+        return {
+            key: Term(add(message, each.gradient, rounding), each.tally)
+            for key, each in own.items()
+        }
+
     async def local_total(self, round_: MemberRound, sums: Mapping[str, Sum]) -> Term:
+        if round_.by_group:
+            level = round_.message.up
+            sums = {name: round_terms(each, level) for name, each in sums.items()}
         return await asyncio.to_thread(added, in_order(sums, round_), self._layout)
 
     async def close(self) -> None:
@@ -129,7 +153,7 @@ class StoreExchange:
         deadline."""
         async with self.limited(round_) as waits_for:
             if own:
-                await self._offer(round_, round_.me, own)
+                await self._offer(round_, round_.me, own, round_.message.up)
             waits_for.add(round_.committer)
             terms = await self._objects.get_total(await self.stored(round_, TOTAL))
             return await asyncio.to_thread(added, [terms], self._layout)
@@ -148,9 +172,11 @@ class StoreExchange:
 
         return dict(zip(names, await asyncio.gather(*map(taken, names)), strict=True))
 
-    async def _offer(self, round_: MemberRound, name: str, what: Sum) -> None:
+    async def _offer(
+        self, round_: MemberRound, name: str, what: Sum, level: Level = "exact"
+    ) -> None:
         folder = batch_folder(round_.run, round_.message.batch)
-        part = await self._objects.put(folder, what)
+        part = await self._objects.put(folder, what, level)
         await self.say(round_, name, StoredSum(parts=(part,)))
 
     async def say(self, round_: MemberRound, name: str, stored: StoredSum) -> None:
@@ -162,9 +188,20 @@ class StoreExchange:
         """Return the location of a member's sum, or of the total, once it is published."""
         key = f"{round_.folder}/{name}.json"
         try:
-            return StoredSum.model_validate_json(await awaited(self._store, key))
+            stored = StoredSum.model_validate_json(await awaited(self._store, key))
         except ValidationError as error:
             raise ContractError(f"{key} names no sum") from error
+        if sum(part.ref.size for part in stored.parts) > self._max_bytes(round_, name, stored):
+            raise ContractError(f"{key} names a sum that is larger than its gradients")
+        return stored
+
+    def _max_bytes(self, round_: MemberRound, name: str, stored: StoredSum) -> int:
+        """Return the most bytes of a member's sum, or of the total, without any rounding."""
+        pieces = [
+            each for share in round_.contributors if share.worker == name for each in share.pieces
+        ]
+        terms = len({each.group for each in pieces}) if round_.by_group and pieces else 1
+        return terms * self._layout.num_bytes + (terms + len(stored.parts)) * HEADER_BYTES
 
     @contextlib.asynccontextmanager
     async def limited(self, round_: MemberRound) -> AsyncIterator[set[str]]:

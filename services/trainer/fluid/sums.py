@@ -10,8 +10,10 @@ from torch import Tensor
 from services.trainer.fluid.exchange import WHOLE_BATCH, ExchangeIncomplete, MemberRound, Sum
 from shared.diffusion.sampling.tensors import pack, unpack
 from shared.diffusion.training.tally import Tally
+from shared.diffusion.weights.rounding import decode, encode, rounded
 from shared.errors import ContractError
 from shared.messages.contracts import ObjectRef
+from shared.messages.records import Level
 
 GRADIENT, TALLY = "gradient/", "tally/"
 """Prefixes of the names of a stored sum's tensors, followed by the key."""
@@ -49,13 +51,16 @@ class SumLayout:
     def held(self) -> Ranges:
         return ((0, self.size),) if self.ranges is None else self.ranges
 
+    @property
+    def num_held(self) -> int:
+        return sum(number for _, number in self.held)
+
     def zeros(self) -> Tensor:
-        number = sum(number for _, number in self.held)
-        return torch.zeros(number, dtype=self.dtype, device=self.device)
+        return torch.zeros(self.num_held, dtype=self.dtype, device=self.device)
 
     def check(self, gradient: Tensor) -> None:
         """Raises ContractError if it is a sum of other weights."""
-        number = sum(number for _, number in self.held)
+        number = self.num_held
         if (gradient.shape, gradient.dtype) != ((number,), self.dtype):
             raise ContractError(
                 f"a sum of {list(gradient.shape)} {gradient.dtype}, not of {number} {self.dtype}"
@@ -110,14 +115,35 @@ def parse_tally(row: Tensor) -> dict[str, float]:
     return dict(zip(TALLY_NAMES, row.tolist(), strict=True))
 
 
-def pack_sum(own: Sum) -> bytes:
+def pack_sum(own: Sum, level: Level = "exact") -> bytes:
     """Writes a member's sum as safetensors."""
     tensors: dict[str, Tensor] = {}
     for key, term in own.items():
         tensors[f"{TALLY}{key}"] = tally_row(term.tally)
-        if term.gradient is not None:
+        if term.gradient is not None and can_round(term.gradient, level):
+            encoded = encode(term.gradient, level).items()
+            tensors |= {f"{GRADIENT}{key}/{part}": each.cpu() for part, each in encoded}
+        elif term.gradient is not None:
             tensors[f"{GRADIENT}{key}"] = term.gradient
     return pack(tensors)
+
+
+def can_round(gradient: Tensor, level: Level) -> bool:
+    return level != "exact" and bool(gradient.isfinite().all())
+
+
+def round_gradient(gradient: Tensor, level: Level) -> Tensor:
+    """Return what a reader of the packed gradient finds."""
+    return rounded(gradient, level) if can_round(gradient, level) else gradient
+
+
+def round_terms(own: Sum, level: Level) -> Sum:
+    """Round each gradient by itself."""
+    return {
+        key: each if each.gradient is None
+        else Term(round_gradient(each.gradient, level), each.tally)
+        for key, each in own.items()
+    }  # fmt: skip
 
 
 def unpack_sum(data: bytes, layout: SumLayout) -> dict[int, Term]:
@@ -128,6 +154,10 @@ def unpack_sum(data: bytes, layout: SumLayout) -> dict[int, Term]:
         keys = [int(name.removeprefix(TALLY)) for name in tensors if name.startswith(TALLY)]
         for key in keys:
             gradient = tensors.get(f"{GRADIENT}{key}")
+            start = f"{GRADIENT}{key}/"
+            rounded_parts = {n[len(start) :]: t for n, t in tensors.items() if n.startswith(start)}
+            if rounded_parts:
+                gradient = decode(rounded_parts, layout.num_held)
             if gradient is not None:
                 layout.check(gradient)
             terms[key] = Term(gradient, parse_tally(tensors[f"{TALLY}{key}"]))

@@ -8,6 +8,10 @@ computes with, and what is published, are the masters rounded to the network's t
     on one device        the network holds the rounded weights, and the masters are separate
         tensors
     shared by ranks      the shards are the masters (FSDP2): each pass gathers them rounded
+
+With `exchange.down` an adapter has masters as well: a version is the one before and the rounded
+change to the masters. Sampler and trainer compute with the version, so the ratio on-policy is
+exact, and the next change makes up for what rounding has left out.
 """
 
 import copy
@@ -18,10 +22,13 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
 
 from shared.diffusion.loading.network import Place, materialize, stored_tensors
+from shared.diffusion.weights.rounding import add_flat, decode, encode
 from shared.diffusion.weights.sharding import ranks_mesh, shard
 from shared.diffusion.weights.trained_weights import is_half, trained_parameters
+from shared.messages.records import ChosenLevel
 
 
 class TrainedWeights:
@@ -44,11 +51,19 @@ class TrainedWeights:
         """Types in which they are published, and a network that generates holds them."""
         for name, master in masters.items():
             self._held[name].register_post_accumulate_grad_hook(partial(_move_gradient, master))
+        self.change: dict[str, Tensor] = {}
+        """The encoded change that has made the newest version, if it was rounded."""
 
     @property
     def masters(self) -> dict[str, nn.Parameter]:
         """The weights that are published in another type than the one that is trained."""
         return {n: each for n, each in self.parameters.items() if each.dtype != self.types[n]}
+
+    @property
+    def stored(self) -> dict[str, Tensor]:
+        """Weights that a stored version alone has: masters are in its checkpoint, and what is
+        rounded of them follows."""
+        return {n: each.detach() for n, each in self.parameters.items() if n not in self.masters}
 
     @property
     def held(self) -> dict[str, Tensor]:
@@ -67,11 +82,60 @@ class TrainedWeights:
         return ahead
 
     @torch.no_grad()
-    def put_in_use(self) -> None:
-        """Round separate masters into the network, after the optimizer has changed them."""
+    def put_in_use(self, level: ChosenLevel = "exact", *, is_version: bool = True) -> None:
+        """Round separate masters into the network, after the optimizer has changed them; ``level``:
+        how the change to a version is rounded, where it is."""
         for name, parameter in self.parameters.items():
             if parameter is not self._held[name]:
                 self._held[name].copy_(parameter)
+
+    def settle(self) -> None:
+        """Put a version in use whose weights and masters were read."""
+        self.put_in_use()
+
+
+class RoundedWeights(TrainedWeights):
+    """An adapter whose versions are rounded changes of one another."""
+
+    def __init__(self, network: nn.Module) -> None:
+        held = trained_parameters(network)
+        super().__init__(
+            network, {name: nn.Parameter(each.detach().clone()) for name, each in held.items()}
+        )
+        self._version: dict[str, Tensor] = {}
+        """The batch's version, between two of its updates."""
+
+    @property
+    def masters(self) -> dict[str, nn.Parameter]:
+        return self.parameters
+
+    @property
+    def stored(self) -> dict[str, Tensor]:
+        return self.held
+
+    @torch.no_grad()
+    def put_in_use(self, level: ChosenLevel = "exact", *, is_version: bool = True) -> None:
+        self.change.clear()
+        if not is_version:
+            if not self._version:
+                self._version |= {name: each.clone() for name, each in self.held.items()}
+            super().put_in_use()
+            return
+        for name, tensor in self._version.items():
+            self._held[name].copy_(tensor)
+        self._version.clear()
+        change = parameters_to_vector(self.parameters.values())
+        change -= parameters_to_vector(self._held.values())
+        if level == "exact" or level == "auto" or not change.isfinite().all():
+            super().put_in_use()
+            return
+        self.change |= encode(change, level)
+        add_flat(self._held.values(), decode(self.change, len(change)))
+
+    def settle(self) -> None:
+        self.change.clear()
+        self._version.clear()
+        torch.autograd.graph.increment_version(list(self._held.values()))
 
 
 def _move_gradient(master: nn.Parameter, network_parameter: Tensor) -> None:

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from shared.diffusion.loading.ranks import full_tensor, local_shard
 from shared.diffusion.weights.checksum import checksum
+from shared.diffusion.weights.rounding import add_flat, decode
 from shared.diffusion.weights.shards import TensorAssembly, read_part
 from shared.errors import IntegrityError
 from shared.run.manifest import FetchedObject
@@ -88,15 +89,16 @@ class Staging:
     while the network generates.
     """
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, *, is_change: bool = False) -> None:
+        """``is_change``: what is added is the change from the weights that the network holds."""
         parameters = trained_parameters(network)
         self._device = next(iter(parameters.values())).device
         self._assembly = TensorAssembly()
+        self._change: dict[str, Tensor] | None = {} if is_change else None
+        make = torch.clone if is_change else torch.empty_like
         with _copy_stream(self._device):
-            self._copies = {
-                name: torch.empty_like(each.detach()) for name, each in parameters.items()
-            }
-        for name, copy in self._copies.items():
+            self._copies = {name: make(each.detach()) for name, each in parameters.items()}
+        for name, copy in self._copies.items() if not is_change else ():
             self._assembly.expect(name, copy)
 
     @torch.no_grad()
@@ -109,7 +111,10 @@ class Staging:
         """
         with _copy_stream(self._device):
             for name, tensor, piece in read_part(part):
-                self._assembly.add(name, tensor, piece)
+                if self._change is not None:
+                    self._change[name] = tensor
+                else:
+                    self._assembly.add(name, tensor, piece)
 
     @torch.no_grad()
     def finish(self, digest: str | None = None) -> StagedTensors:
@@ -118,6 +123,9 @@ class Staging:
         ``digest``: of the weights, if it is known from the digests of the added objects."""
         self._assembly.finish()
         with _copy_stream(self._device):
+            if self._change is not None:
+                size = sum(each.numel() for each in self._copies.values())
+                add_flat(self._copies.values(), decode(self._change, size))
             digest = digest or weights_digest(self._copies)
             return StagedTensors(digest=digest, tensors=self._copies)
 

@@ -142,6 +142,17 @@ SHARED = {"schedule.mode": "fluid", "trainer.devices": 2, "trainer.shard_devices
             'model.compile: "auto" depends on timings',
         ),
         ({"trainer.gradient_checkpointing": "some"}, "trainer.gradient_checkpointing"),
+        (
+            {"exchange.down": "int8", "model.trained": "full", "algorithm.kl_beta": 0.0},
+            'exchange.down: "int8" does not go with model.trained as it is; set it to "exact", or',
+        ),
+        (
+            {"exchange.up": "auto", "trainer.deterministic": True},
+            'exchange.up: "auto" does not go with trainer.deterministic',
+        ),
+        ({"exchange.up": "int4", "trainer.exchange": "group"}, 'or trainer.exchange to "store"'),
+        ({"exchange.up": "int8", **SHARED}, "or trainer.shard_devices to 1"),
+        ({"exchange.down": "int2"}, "exchange.down"),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_a_remedy(

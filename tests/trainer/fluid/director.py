@@ -33,6 +33,7 @@ from shared.messages.fluid import (
     TakeStep,
     TrainPiece,
 )
+from shared.messages.records import ChosenLevel, Level
 from shared.messages.workers import Device
 from shared.process.worker import Worker, WorkerContext
 from shared.recipe.recipe import Recipe
@@ -218,10 +219,15 @@ class Director:
         message = ExchangeSums(
             batch=batch, attempt=attempt, update=update, round=round_number,
             policy=await self.policy(batch), committer=committer, shares=tuple(shares),
-            max_seconds=seconds,
+            max_seconds=seconds, up=self._level(self.recipe.exchange.up),
         )  # fmt: skip
         await self.bus.publish(message)
         return message
+
+    @staticmethod
+    def _level(asked: ChosenLevel) -> Level:
+        assert asked != "auto"
+        return asked
 
     async def summed(self, batch: int, parts: Parts, *, committer: str) -> ExchangeSums:
         """Train a batch from its groups to its exchange."""
@@ -249,6 +255,7 @@ class Director:
             batch=message.batch, attempt=message.attempt, update=message.update,
             round=message.round, sum_id=held.sum_id, norm=held.norm, finite=held.finite,
             scale=held.scale, committer=message.committer,
+            down=self._level(self.recipe.exchange.down),
         ))  # fmt: skip
 
     async def stepped(self, message: ExchangeSums, count: int) -> list[Stepped]:

@@ -25,6 +25,7 @@ from services.scheduler.core.fluid.fluid_state import (
     next_attempt,
     next_update,
 )
+from services.scheduler.core.fluid.levels import chosen_level
 from services.scheduler.core.fluid.links import (
     MARGIN,
     bytes_to_exchange,
@@ -48,6 +49,7 @@ from shared.messages.fluid import (
     Stepped,
     TakeStep,
 )
+from shared.messages.records import ExchangeLevels
 
 DecidedRound = tuple[State, list[FluidCommand]]
 
@@ -122,11 +124,13 @@ def _begin_round(plan: Plan, state: State, now: float, commands: list[FluidComma
     )
     size = bytes_to_exchange(plan, fluid, shares)
     committer = choose_committer(state, fluid, shares)
+    others = [address for address in taking_part if address != committer]
     command = ExchangeSums(
         batch=fluid.batch, attempt=fluid.attempt, update=fluid.update, round=fluid.round,
         policy=state.policy, committer=committer, shares=shares,
         max_seconds=max_seconds(plan, state, size, taking_part, committer),
         num_failures=fluid.num_failures, hosts=hosts, sites=sites,
+        up=chosen_level(plan, state, now, "up", others),
     )  # fmt: skip
     commands.append(command)
     fluid = replace(fluid, exchange=begin_round(command, now), round=fluid.round + 1)
@@ -165,7 +169,7 @@ def _end_round(plan: Plan, state: State, now: float, commands: list[FluidCommand
         return state
     holder = _reference(fluid, exchange)
     if holder is not None:
-        return _order_step(state, fluid, exchange, holder, now, commands)
+        return _order_step(plan, state, fluid, exchange, holder, now, commands)
     fluid = _void_missed(fluid, exchange, silent)
     fluid = replace(fluid, failure=unmet(plan, fluid, exchange, silent))
     state = replace(state, fluid=fluid)
@@ -205,6 +209,7 @@ def _reference(fluid: FluidState, exchange: ExchangeRound) -> str | None:
 
 
 def _order_step(
+    plan: Plan,
     state: State,
     fluid: FluidState,
     exchange: ExchangeRound,
@@ -213,10 +218,12 @@ def _order_step(
     commands: list[FluidCommand],
 ) -> State:
     total = exchange.held[holder]
+    generating = [each.address for each in state.only_generate]
+    down = chosen_level(plan, state, now, "down", generating)
     command = TakeStep(
         batch=fluid.batch, attempt=fluid.attempt, update=fluid.update, round=total.round,
         sum_id=total.sum_id,
-        norm=total.norm, finite=total.finite, scale=total.scale, committer=holder,
+        norm=total.norm, finite=total.finite, scale=total.scale, committer=holder, down=down,
     )  # fmt: skip
     commands.append(command)
     holders = tuple(
@@ -225,7 +232,8 @@ def _order_step(
     )  # fmt: skip
     step = OrderedStep(command=command, since=now, holders=holders)
     fluid = replace(fluid, step=step, num_failures=0, tried=frozenset())
-    return replace(state, fluid=fluid)
+    levels = ExchangeLevels(down=down, up=exchange.command.up)
+    return replace(state, fluid=fluid, levels=levels)
 
 
 def _commit(plan: Plan, state: State, now: float, commands: list[FluidCommand]) -> State:
