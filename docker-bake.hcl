@@ -1,0 +1,31 @@
+# Images for CPUs and for CUDA: docker buildx bake cpu, docker buildx bake cuda
+#
+# cuda takes torch from the package index, whose build for Linux x86-64 has CUDA. cpu needs TORCH_INDEX
+# or WHEELS_DIR with a build for CPUs.
+variable "TORCH_INDEX" { default = "" }
+variable "WHEELS_DIR" { default = "deploy/empty" }
+variable "CA_FILE" { default = "deploy/empty/.keep" }
+
+target "base" {
+  dockerfile = "deploy/Dockerfile"
+  contexts   = { wheels = WHEELS_DIR }
+  secret     = ["id=ca,src=${CA_FILE}"]
+}
+
+target "cpu" {
+  name     = "cpu-${service}"
+  inherits = ["base"]
+  matrix   = { service = ["scheduler", "rollout", "trainer", "reward", "view", "report", "host"] }
+  target   = service
+  args     = { TORCH_INDEX = TORCH_INDEX }
+  tags     = ["digenrl-${service}:cpu"]
+}
+
+target "cuda" {
+  name     = "cuda-${service}"
+  inherits = ["base"]
+  matrix   = { service = ["rollout", "trainer", "reward", "host"] }
+  target   = service
+  contexts = { wheels = "deploy/empty" }
+  tags     = ["digenrl-${service}:cuda"]
+}
