@@ -206,7 +206,8 @@ def status(hosts: HostsFile, shell: Shell) -> None:
     fields = "--property=ActiveState,Result,NRestarts"
     ask = (
         f"systemctl --user show {hosts.unit} {fields} | tr '\\n' ' '; "
-        f"journalctl --user --unit {hosts.unit} --lines 1 --output cat"
+        f"journalctl --user --unit {hosts.unit} --lines 1 --output cat "
+        '--grep \'"svc": "host"|^digenrl: \''
     )
     _each(hosts, shell, lambda _, at: shell.run(*SSH, at, ask))
 

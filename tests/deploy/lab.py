@@ -1,0 +1,131 @@
+"""Bare hosts of a lab, as containers with systemd and sshd, in which DigenRL is installed."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.paths import ROOT
+
+IMAGE, NETWORK, SUBNET = "digenrl-lab", "digenrl-lab", "10.77.0"
+DIGENRL = Path(sys.prefix) / "bin" / "digenrl"
+PATIENCE_S = 300.0
+FORWARDING = "WARNING: IPv4 forwarding is disabled"
+
+
+def docker(*words: str, given: str | None = None) -> str:
+    ended = subprocess.run(
+        ["docker", *words], capture_output=True, text=True, input=given, check=False
+    )
+    assert ended.returncode == 0, f"docker {' '.join(words[:6])}: {ended.stderr[-1500:]}"
+    return ended.stdout.strip()
+
+
+def why_not() -> str | None:
+    """Why a machine has no lab."""
+    ended = subprocess.run(["docker", "info"], capture_output=True, check=False)
+    return None if ended.returncode == 0 else "no Docker engine"
+
+
+@dataclass(frozen=True)
+class Lab:
+    folder: Path
+    names: tuple[str, ...]
+
+    def digenrl(self, *words: str, fails: bool = False) -> str:
+        """What `digenrl` prints on the operator's machine."""
+        ended = subprocess.run(
+            [DIGENRL, *words], cwd=self.folder, capture_output=True, text=True, check=False,
+            env={**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"},
+        )  # fmt: skip
+        assert (ended.returncode != 0) == fails, ended.stdout + ended.stderr
+        return ended.stdout + ended.stderr
+
+    def on(self, name: str, command: str) -> str:
+        """What a host's shell prints."""
+        ended = subprocess.run(
+            ["docker", "exec", f"lab-{name}", "sh", "-c", command],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return ended.stdout.strip()
+
+    def journal(self, name: str) -> str:
+        ask = "journalctl --user --unit digenrl-lab --no-pager --output cat"
+        return self.on(name, f"su me -c 'XDG_RUNTIME_DIR=/run/user/$(id -u me) {ask}'")
+
+    def wait_for(self, name: str, text: str, count: int = 1) -> float:
+        """Return the seconds until a host's journal has a text this often."""
+        began = time.monotonic()
+        while (said := self.journal(name)).count(text) < count:
+            assert time.monotonic() - began < PATIENCE_S, said[-3000:]
+            time.sleep(1)
+        return time.monotonic() - began
+
+
+@contextmanager
+def lab(folder: Path, roles: dict[str, str], lingering: bool = True) -> Iterator[Lab]:
+    """Hosts with these roles; the first leads. `hosts.toml` and keys for ssh are in the folder."""
+    recipe = str(ROOT / "tests/deploy/lab.Dockerfile")
+    empty = str(ROOT / "deploy/empty")
+    docker("build", "-q", "--network=host", "-t", IMAGE, "-f", recipe, empty)
+    names = tuple(roles)
+    try:
+        docker("network", "create", NETWORK, "--subnet", f"{SUBNET}.0/24")
+        _write(folder, roles)
+        for number, name in enumerate(names, start=11):
+            _start(folder, name, f"{SUBNET}.{number}", lingering)
+        yield Lab(folder, names)
+    finally:
+        with suppress(AssertionError):
+            docker("rm", "--force", *(f"lab-{name}" for name in names))
+        with suppress(AssertionError):
+            docker("network", "rm", NETWORK)
+
+
+def _start(folder: Path, name: str, address: str, lingering: bool) -> None:
+    python = Path(os.path.realpath(sys.executable)).parents[1]
+    docker(
+        "run", "--detach", "--name", f"lab-{name}", "--hostname", name, "--network", NETWORK,
+        "--ip", address, "--privileged", "--tmpfs", "/run", "--tmpfs", "/tmp:exec",
+        "--volume", f"{python}:{python}:ro", "--volume", f"{ROOT}:{ROOT}:ro",
+        "--volume", f"{sys.prefix}:{sys.prefix}:ro", IMAGE,
+    )  # fmt: skip
+    key = (folder / "ssh" / "id.pub").read_text()
+    open_parents = " ".join(
+        str(each) for each in [*python.parents, *ROOT.parents] if str(each) != "/"
+    )
+    script = f"""until systemctl is-system-running | grep -qE 'running|degraded'; do sleep 0.2; done
+        chmod a+rx {open_parents} 2>/dev/null
+        cat > /home/me/.ssh/authorized_keys; chown me /home/me/.ssh/authorized_keys
+        {"loginctl enable-linger me" if lingering else ""}"""
+    docker("exec", "--interactive", f"lab-{name}", "sh", "-c", script, given=key)
+
+
+def _write(folder: Path, roles: dict[str, str]) -> None:
+    (folder / "ssh").mkdir()
+    (folder / "bin").mkdir()
+    key = folder / "ssh" / "id"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    config = "".join(
+        f"Host {name}\n  HostName {SUBNET}.{number}\n"
+        for number, name in enumerate(roles, start=11)
+    )
+    config += f"Host *\n  User me\n  IdentityFile {key}\n  StrictHostKeyChecking no\n"
+    config += f"  UserKnownHostsFile {folder / 'ssh' / 'known'}\n  LogLevel ERROR\n"
+    (folder / "ssh" / "config").write_text(config)
+    for program in ("ssh", "scp"):  # as a person's ~/.ssh/config would do
+        path = folder / "bin" / program
+        path.write_text(f'#!/bin/sh\nexec /usr/bin/{program} -F {folder}/ssh/config "$@"\n')
+        path.chmod(0o755)
+    tables = "".join(
+        f'\n[hosts.{name}]\nroles = "{each}"\ndigenrl = "{DIGENRL}"\n'
+        f'environment = {{ DIGENRL_MODELS = "{ROOT / "models"}", OMP_NUM_THREADS = "1" }}\n'
+        for name, each in roles.items()
+    )
+    (folder / "hosts.toml").write_text(
+        f'run = "lab"\nrecipe = "digits.toml"\naddress = "{SUBNET}.11"\n{tables}'
+    )
