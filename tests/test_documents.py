@@ -16,10 +16,11 @@ from tests.paths import ROOT
 PAGES = [
     ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "algorithms").glob("*.md")),
+    *sorted((ROOT / "docs" / "deploy").glob("*.md")),
     ROOT / "services/scheduler/costs/profiles/README.md",
 ]  # fmt: skip
 ACTIVATION = ". .venv/bin/activate"
-COMMAND = re.compile(r"^(?:\$ )?(?:[A-Z_]+=\S+ )*((?:\.venv/bin/)?digenrl(?: .*)?)$")
+COMMAND = re.compile(r"^(?:\$ )?(?:[A-Z_]+=\S+ )*((?:\.venv/bin/)?digenrl(?: (?!=).*)?)$")
 COMMAND_LINE: click.Command = typer.main.get_command(app)  # type: ignore[assignment]
 STANDS_FOR_SOMETHING = ("...", "|", "RECIPE")
 
