@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -29,15 +29,6 @@ if TYPE_CHECKING:
 POLL_S = 0.5
 ACCEPTED_S = 5.0
 """Seconds in which an accepted request is carried out."""
-Say = Callable[[str], object]
-
-
-class HasRun(Protocol):
-    def get_run(self) -> "RunView": ...
-
-
-class HasWorkers(Protocol):
-    def list_workers(self) -> "Sequence[WorkerView]": ...
 
 
 def workers(
@@ -83,7 +74,7 @@ def workers(
         lines = [] if as_json else [f"{each['worker']}: {each['note']}" for each in views]
         typer.echo("\n".join(lines), nl=bool(lines))
         if drain and wait:
-            lines = _drained(client, [str(each["worker"]) for each in views if each["done"]])
+            lines = until_drained(client, [str(each["worker"]) for each in views if each["done"]])
             typer.echo("\n".join(lines), nl=bool(lines), err=as_json)
     if as_json:
         typer.echo(json.dumps(views, indent=1))
@@ -91,12 +82,7 @@ def workers(
         raise typer.Exit(1)
 
 
-def _drained(client: "Client", names: list[str]) -> list[str]:
-    """Wait until these workers have no work; return a line for each."""
-    return until_drained(client, names, lambda line: typer.echo(line, err=True))
-
-
-def until_drained(client: HasWorkers, names: Sequence[str], say: Say) -> list[str]:
+def until_drained(client: "Client", names: Sequence[str]) -> list[str]:
     """Return a line for each of these workers once it has no work, is gone, or was given work
     again."""
     before: list[str] = []
@@ -110,7 +96,8 @@ def until_drained(client: HasWorkers, names: Sequence[str], say: Say) -> list[st
             became = {"drained": "drained, has no work", "no": "was given work again meanwhile"}
             return [f"{name}: {became.get(drain.get(name, ''), 'is gone')}" for name in names]
         if left != before:
-            say(f"waits until {', '.join(left)} {'has' if len(left) == 1 else 'have'} finished")
+            have = "has" if len(left) == 1 else "have"
+            typer.echo(f"waits until {', '.join(left)} {have} finished", err=True)
             before = left
         time.sleep(POLL_S)
 
@@ -270,14 +257,14 @@ def _wait_for_failure(run: Run, scheduler: str, token_file: Path | None) -> None
     from digenrl.reading.letters import summary
 
     with connect_client(run, scheduler, token_file, role="operator") as client:
-        now = until_paused(client, lambda line: typer.echo(line, err=True))
+        now = until_paused(client)
         typer.echo(f"{run.name}: {now.phase}")
         if now.phase == "paused":
             for line in summary(all_letters(client, "open"), now):
                 typer.echo(line)
 
 
-def until_paused(client: HasRun, say: Say) -> "RunView":
+def until_paused(client: "Client") -> "RunView":
     """Return once the run is not running any more, or its pause at a failure was cancelled."""
     before = -1
     while True:
@@ -285,6 +272,6 @@ def until_paused(client: HasRun, say: Say) -> "RunView":
         if run.phase != "running" or not run.pause_at_failure:
             return run
         if run.step != before:
-            say(f"step {run.step} of {run.steps}; waits until something fails")
+            typer.echo(f"step {run.step} of {run.steps}; waits until something fails", err=True)
             before = run.step
         time.sleep(POLL_S)

@@ -85,7 +85,9 @@ def test_a_host_is_drained_and_what_cannot_be_is_said(live: Scheduler) -> None:
             run("workers", "demo", *arguments)
 
 
-def test_a_drain_is_waited_for_until_the_workers_have_no_work() -> None:
+def test_a_drain_is_waited_for_until_the_workers_have_no_work(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     class Workers:
         """Answers with what a drained worker goes through."""
 
@@ -97,10 +99,10 @@ def test_a_drain_is_waited_for_until_the_workers_have_no_work() -> None:
                 for name, drain in zip(("a", "b"), next(self.states), strict=True)
             ]
 
-    said: list[str] = []
-    assert until_drained(Workers(), ["a"], said.append) == ["a: drained, has no work"]
-    assert said == ["waits until a has finished"]
-    assert until_drained(Gone(), ["a"], said.append) == ["a: is gone"]
+    drained = until_drained(cast(CheckedClient, Workers()), ["a"])
+    assert drained == ["a: drained, has no work"]
+    assert capsys.readouterr().err == "waits until a has finished\n"
+    assert until_drained(cast(CheckedClient, Gone()), ["a"]) == ["a: is gone"]
 
 
 class Gone:

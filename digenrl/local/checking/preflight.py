@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -78,11 +78,6 @@ class LocalRun:
         return self.folder / "logs" / "up.log"
 
 
-def say_all(lines: Iterable[str], say: Callable[[str], None]) -> None:
-    for line in lines:
-        say(line)
-
-
 def prepare(request: UpRequest) -> LocalRun:
     """Check everything, then make the run's folder.
 
@@ -102,9 +97,11 @@ def prepare(request: UpRequest) -> LocalRun:
     start = decide_start(folder, recipe, request.typed, resume=request.resume, fresh=request.fresh)
     recipe = start.recipe
     notes += [each.line for each in implied_values(recipe) if each.is_overridden]
-    say_all(filter(None, (start.line, *notes)), request.say)
+    for line in filter(None, (start.line, *notes)):
+        request.say(line)
     check_inputs(recipe, begun=start.resumes)
-    say_all(left_out(recipe), request.say)
+    for line in left_out(recipe):
+        request.say(line)
     check_targets(request.targets)
     gpus = check_machine(recipe, request.runs, 0 if start.resumes else disk_bytes(recipe))
     if request.port and not hold_port(request.port):

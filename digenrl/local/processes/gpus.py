@@ -54,16 +54,15 @@ def _known(program: str) -> dict[str, Card]:
 
 def _said(program: str, *options: str) -> list[str]:
     try:
-        answer = subprocess.run(
-            [program, *options],
-            capture_output=True,
-            text=True,
-            timeout=NVIDIA_SMI_TIMEOUT_S,
-            check=True,
-        )
+        return _output(program, *options).splitlines()
     except (OSError, subprocess.SubprocessError):
         return []
-    return answer.stdout.splitlines()
+
+
+def _output(*argv: str) -> str:
+    return subprocess.run(
+        argv, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=True
+    ).stdout
 
 
 def visible_gpus() -> tuple[str, ...]:
@@ -77,18 +76,11 @@ def visible_gpus() -> tuple[str, ...]:
         folders = sorted(DRIVER.iterdir()) if DRIVER.is_dir() else []
         return tuple(str(number) for number, _ in enumerate(folders))
     try:
-        answer = subprocess.run(
-            [program, "-L"],
-            capture_output=True,
-            text=True,
-            timeout=NVIDIA_SMI_TIMEOUT_S,
-            check=True,
-        )
+        return parse_nvidia_smi(_output(program, "-L"))
     except (OSError, subprocess.SubprocessError) as error:
         raise UserError(
             f"{program} -L does not list the GPUs ({error}); name them in {VISIBLE}"
         ) from error
-    return parse_nvidia_smi(answer.stdout)
 
 
 def parse_visible(visible: str) -> tuple[str, ...]:

@@ -184,7 +184,7 @@ def test_the_address_of_a_run_is_in_its_folder(tmp_path: Path) -> None:
         commands.all_letters(CheckedClient.at(last_address(tmp_path)), "open")
 
 
-def test_a_pause_at_a_failure_is_waited_for() -> None:
+def test_a_pause_at_a_failure_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
     class Runs:
         """Answers once for each step, and is paused then."""
 
@@ -194,6 +194,5 @@ def test_a_pause_at_a_failure_is_waited_for() -> None:
             phase, asked, step = next(self.phases)
             return RunView.model_construct(phase=phase, pause_at_failure=asked, step=step, steps=9)
 
-    said: list[str] = []
-    assert until_paused(Runs(), said.append).phase == "paused"
-    assert said == ["step 3 of 9; waits until something fails"]
+    assert until_paused(cast(CheckedClient, Runs())).phase == "paused"
+    assert capsys.readouterr().err == "step 3 of 9; waits until something fails\n"
