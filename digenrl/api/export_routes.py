@@ -55,7 +55,7 @@ class Exports:
     _waiting: int = 0
     _folder: "tempfile.TemporaryDirectory[str] | None" = None
 
-    async def file(self, version: str, layout: AdapterLayout) -> "Opened":
+    async def file(self, version: str, layout: AdapterLayout) -> "OpenFile":
         """Open a ZIP file with the adapter of a version.
 
         Raises:
@@ -73,7 +73,7 @@ class Exports:
                 key = str(number), layout
                 if key not in self._files:
                     self._keep(key, await self._made(*key))
-                return Opened.open(self._files[key])  # which may be deleted while it is read
+                return OpenFile.open(self._files[key])  # which may be deleted while it is read
         finally:
             self._waiting -= 1
 
@@ -141,7 +141,7 @@ class Exports:
             raise HTTPException(409 if process.returncode == EXIT_REFUSED else 503, reason)
 
 
-class Opened(NamedTuple):
+class OpenFile(NamedTuple):
     """A file that is open for reading."""
 
     name: str
@@ -154,7 +154,7 @@ class Opened(NamedTuple):
         return cls(path.name, os.fstat(file.fileno()).st_size, file)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield what is in the file, and close it."""
+        """Yield the content of the file, then close it."""
         with self.file:
             while chunk := await asyncio.to_thread(self.file.read, CHUNK):
                 yield chunk

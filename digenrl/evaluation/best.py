@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from digenrl.evaluation.records import FIGURES, EvaluationRecord
 from shared.recipe.recipe import Recipe
-from shared.run.evaluations import Measured, gold_figure, worth_of
+from shared.run.evaluations import EvaluationFigures, gold_figure, worth_of
 from shared.run.layout import named_objects
 from shared.store import ObjectStore
 
@@ -55,7 +55,7 @@ def find_best(records: Iterable[EvaluationRecord], recipe: Recipe) -> Best | Non
     )
 
 
-def comparison_name(quality: Measured, weights: Mapping[str, float]) -> str:
+def comparison_name(quality: EvaluationFigures, weights: Mapping[str, float]) -> str:
     """Name what ``worth_of`` makes of an evaluation."""
     if gold_figure(quality, weights) is None:
         return FIGURES["reward"]

@@ -66,7 +66,7 @@ def read_lora(path: Path, folder: Path, key: str = KEY) -> LoraFile:
     """
     networks = [each.name for each in network_folders(folder)]
     model = NamedLayers.from_folder(folder, networks)
-    scaled, faults = list[_Scaled](), list[str]()
+    scaled, faults = list[_ScaledPart](), list[str]()
     for network, file in lora_paths(path, networks, key).items():
         try:
             header = LoraHeader(file)
@@ -81,7 +81,7 @@ def read_lora(path: Path, folder: Path, key: str = KEY) -> LoraFile:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scaled:
+class _ScaledPart:
     part: LoraPart
     rank: int
     alpha: float
@@ -129,7 +129,7 @@ def _faults(file: LoraHeader, network: str, model: NamedLayers) -> Iterator[str]
         yield f"{file.path} names layers as only DiffSynth does ({other})"
 
 
-def _read_file(file: LoraHeader, network: str, model: NamedLayers) -> Iterator[_Scaled]:
+def _read_file(file: LoraHeader, network: str, model: NamedLayers) -> Iterator[_ScaledPart]:
     ways: dict[str, _LayerCut] = {}
     for stem in file.stems:
         layers = model.find(stem, network) or model.find(converted_name(stem), network)
@@ -162,7 +162,7 @@ class _LayerCut:
 
     def parts(
         self, file: LoraHeader, stem: str, layers: Sequence[str], outputs: Sequence[int]
-    ) -> Iterator[_Scaled]:
+    ) -> Iterator[_ScaledPart]:
         names, rank, alpha = file.stems[stem], file.shapes(stem)[0][0], file.alpha(stem)
         own = rank // len(layers) if self.apart else rank
         row = 0
@@ -171,7 +171,7 @@ class _LayerCut:
             if self.kept[index]:
                 rows, ranks = (row, row + size), (first, first + own)
                 part = LoraPart(layer, file.path, names["down"], names["up"], rows, ranks)
-                yield _Scaled(part, own, alpha * own / rank, rank)
+                yield _ScaledPart(part, own, alpha * own / rank, rank)
             row += size
 
 
@@ -204,7 +204,7 @@ def _filled(data: memoryview) -> bool:
 
 
 def _uniform(
-    path: Path, scaled: Sequence[_Scaled], faults: list[str], model: NamedLayers, key: str
+    path: Path, scaled: Sequence[_ScaledPart], faults: list[str], model: NamedLayers, key: str
 ) -> LoraFile:
     """Raises UserError if there are faults, or if layers differ in rank or alpha, with the command
     that helps; and if a layer is there twice."""

@@ -26,7 +26,7 @@ from starlette.routing import BaseRoute, Match, Route
 
 from shared.errors import UserError
 from shared.limits import MAX_SESSIONS, SESSION_S, SIGN_IN_CODE_S
-from shared.process.http_api import Refused, refusal
+from shared.process.http_api import Refusal, refusal
 
 Role = Literal["viewer", "operator", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -226,21 +226,21 @@ class Access:
         """Return the caller; None if the operation needs no role.
 
         Raises:
-            Refused: with 401 if the caller proves nothing, with 403 if its role may not do it.
+            Refusal: with 401 if the caller proves nothing, with 403 if its role may not do it.
         """
         needs = required_role(method, path)
         if needs == "nothing" or needs == "code":
             return None
         caller = Caller("anybody", "admin") if self.is_open else self._caller(headers)
         if caller is None:
-            raise Refused(
+            raise Refusal(
                 401,
                 "authorization: send a token (Authorization: Bearer ...), or open the link that "
                 "`digenrl up` has printed",
                 {"www-authenticate": "Bearer"},
             )
         if not caller.may(needs):
-            raise Refused(403, f"authorization: this needs the role {needs}, not {caller.role}")
+            raise Refusal(403, f"authorization: this needs the role {needs}, not {caller.role}")
         return caller
 
     def new_code(self, caller: Caller) -> str:
@@ -253,11 +253,11 @@ class Access:
         """Return the secret of a new session for a code.
 
         Raises:
-            Refused: if it is no code, or not any more.
+            Refusal: if it is no code, or not any more.
         """
         proof = self._codes.pop(secret_digest(code), None)
         if proof is None or self.clock() >= proof.until:
-            raise Refused(401, "code: it was used or is too old; ask for another link")
+            raise Refusal(401, "code: it was used or is too old; ask for another link")
         session = new_secret()
         until = self.clock() + SESSION_S
         _keep(self._sessions, session, _Proof(proof.caller, until), self.clock())
@@ -366,7 +366,7 @@ def sign_in(access: Access, *, home: str = "/docs") -> APIRouter:
     def enter(request: Request, code: str = Query("", max_length=100)) -> Response:
         try:
             session = access.exchange(code)
-        except Refused as refused:
+        except Refusal as refused:
             return refusal(refused, request.scope)
         answer = RedirectResponse(home, 303, {"cache-control": "no-store"})
         answer.headers["referrer-policy"] = "no-referrer"

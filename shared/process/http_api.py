@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Refused(Exception):
+class Refusal(Exception):
     """A request is refused before a route is called."""
 
     status: int
@@ -129,7 +129,7 @@ def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) 
     return JSONResponse(problem_body.model_dump(), status, headers, media_type=PROBLEM_JSON)
 
 
-def refusal(refused: Refused, scope: Scope) -> Response:
+def refusal(refused: Refusal, scope: Scope) -> Response:
     """Return the response to a refused request: a problem, or for a browser without a session a
     page that explains how to get a link."""
     connection = HTTPConnection(scope)

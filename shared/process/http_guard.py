@@ -39,7 +39,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from shared.limits import REQUEST_TIMEOUT_S
 from shared.process.http_access import CALLER, ON_BEHALF, Access, AuditedChange, Caller
-from shared.process.http_api import Refused, refusal
+from shared.process.http_api import Refusal, refusal
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 SAME_SITE = frozenset({"same-origin", "none"})
@@ -92,13 +92,13 @@ class Guard:
             if body is not None:
                 receive = _replayed(body, receive)
             await self.app(scope, receive, send)
-        except Refused as refused:
+        except Refusal as refused:
             answer = refusal(refused, scope)
             answer.headers["connection"] = "close"  # its body may still be on the way
             await answer(scope, receive, send)
 
     def _admit(self, method: str, path: str, headers: Headers) -> Caller | None:
-        """Return who asks, if it matters. Raises Refused."""
+        """Return who asks, if it matters. Raises Refusal."""
         check_host(headers.getlist("host"), self.names)
         if method not in SAFE_METHODS:
             check_origin(headers)
@@ -106,7 +106,7 @@ class Guard:
         return self.access.check(method, path, headers)
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
-        """Return the request's body, if it has to be read here. Raises Refused."""
+        """Return the request's body, if it has to be read here. Raises Refusal."""
         if self.bodies.max_bytes is None or not has_body(headers):
             return None
         check_length(headers, self.bodies.max_bytes)
@@ -115,7 +115,7 @@ class Guard:
                 return await _read(receive, self.bodies.max_bytes)
         except TimeoutError:
             late = f"{self.bodies.seconds:g} s"
-            raise Refused(408, f"the body was not here after {late}; send it again") from None
+            raise Refusal(408, f"the body was not here after {late}; send it again") from None
 
 
 def _hardened(send: Send) -> Send:
@@ -171,7 +171,7 @@ def check_host(given: Sequence[str], names: Collection[str]) -> None:
     above = (name[dot:] for dot, letter in enumerate(name) if letter == ".")
     if name in names or any(f"*{rest}" in names for rest in above) or _is_address(name):
         return
-    raise Refused(
+    raise Refusal(
         421,
         f"host: {', '.join(given)[:100]!r} is no name of this service; ask it by its address, "
         "or add the name to DIGENRL_ALLOWED_HOSTS",
@@ -186,7 +186,7 @@ def check_origin(headers: Headers) -> None:
     else:
         ours = origin is None or origin.partition("://")[2] == headers["host"]
     if not ours:
-        raise Refused(403, f"origin: a page of {origin or 'another site'} may not change anything")
+        raise Refusal(403, f"origin: a page of {origin or 'another site'} may not change anything")
 
 
 def check_content_type(headers: Headers, allowed: Collection[str]) -> None:
@@ -194,7 +194,7 @@ def check_content_type(headers: Headers, allowed: Collection[str]) -> None:
     if given is None and not has_body(headers):
         return
     if (given or "").partition(";")[0].strip().lower() not in allowed:
-        raise Refused(415, f"content-type: send {' or '.join(allowed)}, not {given or 'nothing'}")
+        raise Refusal(415, f"content-type: send {' or '.join(allowed)}, not {given or 'nothing'}")
 
 
 def check_length(headers: Headers, max_bytes: int) -> None:
@@ -212,7 +212,7 @@ async def _read(receive: Receive, max_bytes: int) -> bytes:
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Refused(400, "the connection was closed before the body was here")
+            raise Refusal(400, "the connection was closed before the body was here")
         body += message.get("body", b"")
         if len(body) > max_bytes:
             raise _too_long(max_bytes)
@@ -220,8 +220,8 @@ async def _read(receive: Receive, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-def _too_long(max_bytes: int) -> Refused:
-    return Refused(413, f"the body has more than {max_bytes >> 10} KiB; send less")
+def _too_long(max_bytes: int) -> Refusal:
+    return Refusal(413, f"the body has more than {max_bytes >> 10} KiB; send less")
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

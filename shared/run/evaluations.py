@@ -43,7 +43,7 @@ def reached(figures: Iterable[Mapping[int, float]], goal: float) -> int | None:
     return min(versions, default=None)
 
 
-class Measured(Protocol):
+class EvaluationFigures(Protocol):
     """Figures of an evaluation by which versions are compared."""
 
     @property
@@ -54,7 +54,7 @@ class Measured(Protocol):
     def reward(self) -> float | None: ...
 
 
-def gold_figure(quality: Measured, weights: Mapping[str, float]) -> float | None:
+def gold_figure(quality: EvaluationFigures, weights: Mapping[str, float]) -> float | None:
     """Return the gold figure of an evaluation; None if it has no gold reward.
 
     Args:
@@ -65,7 +65,7 @@ def gold_figure(quality: Measured, weights: Mapping[str, float]) -> float | None
     return sum(weights.get(name, 1.0) * value for name, value in quality.gold.items())
 
 
-def worth_of(quality: Measured, weights: Mapping[str, float]) -> float | None:
+def worth_of(quality: EvaluationFigures, weights: Mapping[str, float]) -> float | None:
     """Return what versions are compared by: the gold figure, or without one the reward."""
     gold = gold_figure(quality, weights)
     return quality.reward if gold is None else gold
@@ -91,7 +91,7 @@ class GoldFigures:
         return await self._by_settings(worth_of)
 
     async def _by_settings(
-        self, figure_of: Callable[[Measured, Mapping[str, float]], float | None]
+        self, figure_of: Callable[[EvaluationFigures, Mapping[str, float]], float | None]
     ) -> list[dict[int, float]]:
         figures: defaultdict[str, dict[int, float]] = defaultdict(dict)
         for key, name in (await named_objects(self.store, self.run, "evaluations")).items():

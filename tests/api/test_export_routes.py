@@ -17,7 +17,7 @@ from safetensors.torch import load
 
 from digenrl.api import export_routes as export_module
 from digenrl.api.client import Client, Refused
-from digenrl.api.export_routes import AdapterLayout, Exports, Opened, export_routes
+from digenrl.api.export_routes import AdapterLayout, Exports, OpenFile, export_routes
 from digenrl.api.run_history import RunHistory
 from digenrl.commands.export import Layouts
 from digenrl.report.layouts import Layout
@@ -98,7 +98,7 @@ def test_what_cannot_be_exported_is_said_with_the_reason(
 def test_a_file_that_is_deleted_while_it_is_read_is_read_to_its_end(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
     path.write_bytes(b"x" * 5)
-    opened = Opened.open(path)
+    opened = OpenFile.open(path)
     path.unlink()
 
     async def read() -> bytes:

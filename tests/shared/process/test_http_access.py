@@ -38,7 +38,7 @@ from shared.process.http_access import (
     sign_in,
     token_file,
 )
-from shared.process.http_api import Refused, add_docs, add_problems
+from shared.process.http_api import add_docs, add_problems
 from shared.process.http_guard import Guard, own_names
 from shared.process.service import Health, listen, probes, worker_app
 from shared.process.settings import HttpSettings
@@ -293,7 +293,7 @@ def test_codes_and_sessions_end_and_a_link_gives_no_more_than_its_makers_role(
 def test_no_more_codes_are_kept_than_a_limit(access: Access) -> None:
     caller = Caller("x", "viewer")
     codes = [access.new_code(caller) for _ in range(limits.MAX_SESSIONS + 1)]
-    with pytest.raises(Refused):
+    with pytest.raises(Refusal):
         access.exchange(codes[0])
     assert access.exchange(codes[1])
 
