@@ -165,7 +165,7 @@ def own_names(bound_to: str, allowed: Iterable[str] = ()) -> frozenset[str]:
 
 
 def check_host(given: Sequence[str], names: Collection[str]) -> None:
-    """Raises Refused unless the one Host header names this service, or is an address."""
+    """Raises Refusal unless the one Host header names this service, or is an address."""
     match = HOST.fullmatch(given[0].lower()) if len(given) == 1 else None
     name = "" if match is None else match["name"].strip("[]").removesuffix(".")
     above = (name[dot:] for dot, letter in enumerate(name) if letter == ".")
@@ -179,7 +179,7 @@ def check_host(given: Sequence[str], names: Collection[str]) -> None:
 
 
 def check_origin(headers: Headers) -> None:
-    """Raises Refused if another site's page sends this."""
+    """Raises Refusal if another site's page sends this."""
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None:
         ours = site in SAME_SITE

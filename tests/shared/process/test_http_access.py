@@ -38,7 +38,7 @@ from shared.process.http_access import (
     sign_in,
     token_file,
 )
-from shared.process.http_api import add_docs, add_problems
+from shared.process.http_api import Refusal, add_docs, add_problems
 from shared.process.http_guard import Guard, own_names
 from shared.process.service import Health, listen, probes, worker_app
 from shared.process.settings import HttpSettings
