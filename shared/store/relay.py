@@ -132,7 +132,8 @@ class Peer(Record):
                 began = time.monotonic()
                 reading = threads.submit(_received, line, min(CHUNK, ref.size - first))
                 chunk = await asyncio.wrap_future(reading)
-                is_due = pace.add(len(chunk), time.monotonic() - began)
+                waited = min(RECEIVE_S, time.monotonic() - began)  # the rest is this process's own
+                is_due = pace.add(len(chunk), waited)
                 first += len(chunk)
                 if chunk:
                     yield chunk
