@@ -179,6 +179,8 @@ class PolicyLoader:
             weights = await open_tensors(self._store, version.weights, digest)
             staged = await self._device.stage(weights)
         WEIGHTS_LOAD_SECONDS.observe(time.monotonic() - began)
+        self._worker.staged = version.policy.version
+        self._worker.report_now()
         return staged
 
     async def _changed(self, version: CommitRecord | Version) -> StagedVersion | None:

@@ -134,6 +134,8 @@ class WorkerStatus(Record):
     holds: Holds | None = Field(default=None, exclude_if=is_none)
     """State from which a fluid device could step, its own step included; None: it has yet to load
     it."""
+    staged: Count | None = Field(default=None, exclude_if=is_none)
+    """Newest version of which a device that only generates has the weights."""
     sent: Transferred | None = Field(default=None, exclude_if=is_none)
     received: Transferred | None = Field(default=None, exclude_if=is_none)
     versions: dict[Text, Text] = Field(default_factory=dict, max_length=64, exclude_if=is_empty)

@@ -74,6 +74,8 @@ class Worker:
     memory_shortage: MemoryShortage | None = None
     holds: Holds | None = None
     """State from which a fluid device could take the next step."""
+    staged: int | None = None
+    """Newest version of which a device that only generates has the weights."""
     traffic: Traffic = field(default_factory=Traffic)
     """Objects that this process has stored and read."""
     num_done: int = 0
@@ -212,6 +214,7 @@ class Worker:
             loan=self.loan,
             memory_shortage=self.memory_shortage,
             holds=self.holds,
+            staged=self.staged,
             sent=_transferred(self.traffic.up),
             received=_transferred(self.traffic.down),
             host=self.host,

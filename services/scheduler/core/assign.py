@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
-from services.scheduler.core.device_queues import DeviceQueues, ListSchedule
+from services.scheduler.core.device_queues import DeviceQueues, ListSchedule, weights_wait
 from services.scheduler.core.draft import StateDraft
 from services.scheduler.core.fluid.members import weights_to_fetch
 from services.scheduler.core.state import AssignedFragment, BatchState, Plan, State, WorkerState
@@ -29,6 +29,9 @@ from services.scheduler.core.unissued import (
 )
 from shared.messages.contracts import Fragment, GenerateFragment
 
+MIN_WAIT_SAMPLES = 2.0
+"""A device that fetches a version for longer than it generates this many samples takes fragments of
+later groups: the first groups would wait for it."""
 DEVICES_PER_EVENT = 64
 """Devices that are looked at per event, on average. The schedule of all devices, which the end of a
 batch needs, is rebuilt after that many events. Until then a device that has finished a fragment
@@ -155,7 +158,7 @@ class PooledAssigner:
             worker = self._device(place)
             if self._takes_part(worker, now):
                 is_lent = place >= self._num_others
-                fragment = for_lent if is_lent else self._next_for_rollout(now.size)
+                fragment = for_lent if is_lent else self._next_for_rollout(now, worker)
                 if fragment is not None:
                     self._last = place, fragment.fragment.num_samples
                     return worker, fragment
@@ -226,8 +229,8 @@ class PooledAssigner:
         """Whether ``worker`` would finish this fragment before the others finished everything."""
         state = self._draft.state
         size = state.costs.whole_samples(now.size)
-        seconds = self._queues.seconds(state, worker) * size
-        finish = self._queues.free_at(state, worker) + seconds
+        queue = self._queues.queue(state, worker)
+        finish = queue.free_at + (queue.seconds + queue.after) * size
         rate = self._rate_of(now)
         left = 0.999 * (self._samples - now.size) * size / now.size
         if (finish - self._draft.now) * rate < left:
@@ -247,12 +250,30 @@ class PooledAssigner:
             rate = self._rates[now.with_lent] = self._queues.rate(self._draft.state, devices)
         return rate
 
-    def _next_for_rollout(self, size: int) -> NextFragment | None:
-        groups = range(self.first[self._batch.index], min(self._limit, len(self._batch.groups)))
-        fragment = self._find(groups, size)
+    def _next_for_rollout(
+        self, now: Round, worker: WorkerState | None = None
+    ) -> NextFragment | None:
+        """Return the next fragment; for a device that has yet to fetch the version, of the groups
+        that the others will be at by then."""
+        first = self.first[self._batch.index]
+        groups = range(first, min(self._limit, len(self._batch.groups)))
+        later = 0 if worker is None else self._groups_until(now, worker)
+        if later:
+            last = max(first, groups.stop - 1)
+            fragment = self._find(range(min(first + later, last), groups.stop), now.size)
+            return fragment or self._find(groups, now.size)
+        fragment = self._find(groups, now.size)
         if fragment is not None:
             self.first[self._batch.index] = fragment.group
         return fragment
+
+    def _groups_until(self, now: Round, worker: WorkerState) -> int:
+        """Return how many groups the others generate until a device has the version."""
+        wait = weights_wait(self._draft.state, worker, self._draft.now)
+        if not wait or wait <= MIN_WAIT_SAMPLES * self._queues.seconds(self._draft.state, worker):
+            return 0
+        rate = self._rate_of(now)
+        return int(min(wait * rate, self._samples) / self._draft.plan.group_size)
 
     def _next_for_lent(self) -> NextFragment | None:
         """Return the next fragment of lent members, from the end of the batch if one member is
@@ -270,7 +291,7 @@ class PooledAssigner:
         if self._is_one_lent:
             fragment = self._find(range(self._end - 1, -1, -1), size)
         else:
-            fragment = self._next_for_rollout(size)
+            fragment = self._next_for_rollout(Round(self._batch.index, size, True, []))
         if fragment is None:
             return None
         if self._is_one_lent:

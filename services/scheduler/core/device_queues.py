@@ -1,10 +1,13 @@
 """Predicts when each device is free, as far as its speed is known."""
 
 import heapq
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from services.scheduler.core.fluid.fluid_state import FluidState
+from services.scheduler.core.fluid.links import VERSION_PARTS
 from services.scheduler.core.state import State, WorkerState
 
 
@@ -14,8 +17,10 @@ class DeviceQueue(NamedTuple):
     free: Sequence[float]
     """When each place is free, in seconds."""
     seconds: float
-    """Seconds per sample of a whole group."""
+    """Seconds per sample of a whole group, generated or on the way up, whichever takes longer."""
     address: str
+    after: float = 0.0
+    """The other one of the two, by which a fragment is there later."""
 
     @property
     def free_at(self) -> float:
@@ -73,6 +78,38 @@ def sample_seconds(state: State, worker: WorkerState) -> float:
     return state.costs.rollout_seconds(worker.address) or 1.0
 
 
+def weights_wait(state: State, worker: WorkerState, now: float) -> float:
+    """Return the seconds until a device has the newest version; infinite if it has fetched none and
+    nothing is known of its line, although the lines of others are."""
+    policy, fluid, costs = state.policy, state.fluid, state.costs
+    if policy is None or fluid is None or state.batch is None:
+        return 0.0
+    version, is_member = worker.version, worker.service == "member"
+    if is_member:
+        held = fluid.holds.get(worker.address)
+        version = -1 if held is None else held.version
+    if version is None or version >= policy.version:
+        return 0.0
+    seconds = costs.version_seconds(worker.address, version_bytes(fluid, worker))
+    if seconds is None:
+        is_new = policy.version > 0 and (is_member or version < 0)
+        return math.inf if is_new and (costs.up or costs.down) else 0.0
+    begins = state.batch.opened_at if policy.version <= fluid.batch else now
+    return max(begins + seconds - now, 0.0)
+
+
+def _by_older_version(state: State, worker: WorkerState) -> WorkerState:
+    """Return a device with what it was given before the newest version was published."""
+    assert state.batch is not None
+    opened_at = state.batch.opened_at
+    return replace(worker, assigned=tuple(h for h in worker.assigned if h.since < opened_at))
+
+
+def version_bytes(fluid: FluidState, worker: WorkerState) -> int:
+    """Return the bytes of a version that a device fetches, a member with moments and average."""
+    return fluid.sum_bytes * (VERSION_PARTS if worker.service == "member" else 1)
+
+
 @dataclass(slots=True)
 class DeviceQueues:
     """Holds the queues of all devices at one time.
@@ -92,13 +129,30 @@ class DeviceQueues:
     def queue(self, state: State, worker: WorkerState) -> DeviceQueue:
         cached = self._known.get(worker.address)
         if cached is None or cached[0] is not worker:
+            each = self.seconds(state, worker)
+            up = state.costs.sample_up_seconds(worker.address)
+            wait = weights_wait(state, worker, self.now)
             queue = forecast_queue(
-                state, worker, self.now, self.seconds(state, worker), self._whole
-            )
+                state, _by_older_version(state, worker) if wait else worker, self.now,
+                max(each, up), self._whole,
+            )  # fmt: skip
+            queue = queue._replace(after=min(each, up))
             if self.delay is not None and (delay := self.delay(worker)):
                 queue = queue._replace(free=[at + delay for at in queue.free])
+            if wait:
+                queue = self._after_wait(state, worker, queue, self.now + wait)
             cached = self._known[worker.address] = worker, queue
         return cached[1]
+
+    def _after_wait(
+        self, state: State, worker: WorkerState, queue: DeviceQueue, begins: float
+    ) -> DeviceQueue:
+        """Add what a device has and begins only with the newest version."""
+        free = [max(at, begins) for at in queue.free]
+        for held in worker.assigned[len(_by_older_version(state, worker).assigned) :]:
+            size = state.costs.whole_samples(held.num_samples)
+            heapq.heapreplace(free, free[0] + size * queue.seconds)
+        return queue._replace(free=free)
 
     def free_at(self, state: State, worker: WorkerState) -> float:
         """When the device can begin another fragment."""
@@ -138,7 +192,9 @@ class ListSchedule:
         self._size = size
         self._left = num_fragments
         self._ends = [
-            (at + queue.seconds * size, n) for n, queue in enumerate(queues) for at in queue.free
+            (at + (queue.seconds + queue.after) * size, n)
+            for n, queue in enumerate(queues)
+            for at in queue.free
         ]
         heapq.heapify(self._ends)
         self._shares: dict[str, int] = {}

@@ -50,7 +50,8 @@ def exclude_late_devices(plan: Plan, state: State, _event: object, now: float) -
     if gap > limits.STALL_S:
         return _restart_clocks(state, now)
     drains = [state.workers[a] for a in sorted(state.workers) if _drains(state.workers[a])]
-    for worker in [*state.rollout, *drains] if state.draining else state.rollout:
+    declining = [each for each in state.workers.values() if each.no_fragments and each.assigned]
+    for worker in [*state.rollout, *(drains if state.draining else ()), *declining]:
         if _is_late(plan, state, worker, now):
             state = _exclude_late(plan, state, worker)
     return _fail_if_all_return(state, now)

@@ -121,6 +121,8 @@ def learn_generation(state: State, event: FragmentGenerated) -> State:
     if worker is None or event.seconds <= 0:
         return state
     costs = state.costs.observe_fragment(worker.address, event.fragment.num_samples, event.seconds)
+    size = event.stored.trajectory.size + event.stored.media.size
+    costs = costs.observe("sample_bytes", size / event.fragment.num_samples)
     each = event.seconds / costs.whole_samples(event.fragment.num_samples)
     return replace(state, costs=costs.observe_rollout(worker.address, each))
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.scheduler import limits
-from services.scheduler.core.fluid.events import MemberReported
+from services.scheduler.core.fluid.events import LinkMeasured as LinkMeasured
+from services.scheduler.core.fluid.events import MemberReported, VersionLoaded
 from shared.messages.contracts import (
     Event,
     FragmentGenerated,
@@ -47,15 +48,6 @@ class DeviceReported:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkMeasured:
-    """A member has stored or read objects: seconds per byte, None without any."""
-
-    address: str
-    up: float | None
-    down: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerInactive:
     """A worker has reported that it is not doing the work that it has."""
 
@@ -84,14 +76,14 @@ class Tick:
 
 
 MachineInput = (
-    Event | GenerateFragment | TrainGroup | FluidCommand | MemberReported
+    Event | GenerateFragment | TrainGroup | FluidCommand | MemberReported | VersionLoaded
     | WorkerJoined | WorkerLeft | WorkerInactive | DeviceReported | LinkMeasured
     | GoalReached | RecoveryDone | Tick
 )  # fmt: skip
 
 BATCHED_REPORTS = (
     FragmentGenerated | FragmentScored | PieceTrained | SumHeld | Stepped
-    | MemberReported | LinkMeasured | WorkerJoined | WorkerInactive
+    | MemberReported | VersionLoaded | LinkMeasured | WorkerJoined | WorkerInactive
 )  # fmt: skip
 """Reports of devices about their work and themselves. The effects of one report change no other
 report, so commands may be issued for several at a time."""

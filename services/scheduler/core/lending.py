@@ -98,7 +98,7 @@ def tag_inputs(
         groups=plan.num_groups,
         fragments_per_group=-(-plan.group_size // size),
         rollout=tuple(
-            sample_seconds(state, worker) * samples
+            sample_seconds(state, worker) * samples / worker.share
             for worker in rollout
             for _ in range(worker.concurrency)
         ),

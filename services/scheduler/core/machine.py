@@ -21,12 +21,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, get_args
 
-from services.scheduler.core import exclusion, fragments, recovery, retries
+from services.scheduler.core import exclusion, fragments, participation, recovery, retries
 from services.scheduler.core.device_fragments import issued_to
 from services.scheduler.core.fluid import control, members, modes
 from services.scheduler.core.fluid import events as fluid_events
 from services.scheduler.core.fluid import stream_recovery as fluid_recovery
-from services.scheduler.core.fluid.events import MemberReported
+from services.scheduler.core.fluid.events import MemberReported, VersionLoaded
 from services.scheduler.core.inputs import (
     DeviceReported,
     GoalReached,
@@ -219,10 +219,6 @@ def _unless_in_a_step(*recorders: Recorder) -> tuple[Recorder]:
     return (record,)
 
 
-def _link_measured(_plan: Plan, state: State, event: LinkMeasured, _now: float) -> State:
-    return replace(state, costs=state.costs.observe_link(event.address, event.up, event.down))
-
-
 def _restored(restore: Recorder) -> tuple[Recorder]:
     """Return what records one of the scheduler's own commands, which matter after a restart."""
 
@@ -247,12 +243,17 @@ RECORDERS: Mapping[type, Sequence[Recorder]] = {
     WorkerInactive: (_worker_inactive,),
     MemberReported: (fluid_events.member_reported,),
     DeviceReported: (device_reported,),
-    LinkMeasured: (_link_measured,),
+    VersionLoaded: (fluid_events.version_loaded,),
+    LinkMeasured: (fluid_events.link_measured,),
     OperatorRequest: (_set_phase,),
     TagRequest: (tag_requested,),
     WorkerRequest: (exclusion.set_drained,),
     GroupRequest: (retries.requested,),
-    Tick: (exclusion.exclude_late_devices, control.exclude_late_members),
+    Tick: (
+        exclusion.exclude_late_devices,
+        control.exclude_late_members,
+        participation.readmit_last,
+    ),
     GoalReached: (_goal_reached,),
     GenerateFragment: _restored(recovery.restore_task),
     TrainGroup: _restored(recovery.restore_group),

@@ -280,16 +280,18 @@ class State:
 
     @property
     def only_generate(self) -> list[WorkerState]:
-        """Devices that are no members and are not excluded from work."""
+        """Devices that generate and train nothing."""
         roles = self.workers.roles
-        return [self.workers[address] for address in roles.places if address in roles.rollout]
+        found = [self.workers[address] for address in roles.places]
+        return [each for each in found if each.address in roles.rollout or each.no_pieces]
 
     @property
     def members(self) -> list[WorkerState]:
-        """Members that are not excluded from work."""
+        """Members that are not excluded from work, and train."""
         roles = self.workers.roles
         addresses = (*roles.places, *roles.only_train)
-        return [self.workers[a] for a in addresses if a not in roles.rollout]
+        found = [self.workers[a] for a in addresses if a not in roles.rollout]
+        return [each for each in found if not each.no_pieces]
 
     def find_batch(self, index: int) -> BatchState | None:
         return next((batch for batch in self.batches if batch.index == index), None)

@@ -97,6 +97,15 @@ class WorkerState:
     """Why the worker is given no work, if it is not."""
     drained: bool = False
     """Whether an operator has asked that it be given nothing new."""
+    no_pieces: str = ""
+    """Why batches would take longer if it exchanged sums, if they would."""
+    no_fragments: str = ""
+    """Why batches would take longer if it generated, if they would."""
+    share: float = 1.0
+    """Share of a batch in which a device that generates has the batch's version."""
+    version: int | None = None
+    """Newest version of which a device that only generates has the weights, -1 before the first;
+    None: it has not reported any."""
     num_returned: int = 0
     """Fragments returned since the last one that it finished."""
     clock_from: float = 0.0
@@ -127,12 +136,22 @@ class WorkerState:
         return self.service in GENERATES and self.excluded is None and not self.drained
 
     @property
+    def declines(self) -> str:
+        """Return what it does not do because of its line, and why; empty if it does everything."""
+        reason = self.no_pieces or self.no_fragments
+        if self.no_pieces and self.concurrency and not self.no_fragments:
+            return f"generates only: {reason}"
+        if self.no_fragments and self.service == "member" and not self.no_pieces:
+            return f"trains only: {reason}"
+        return f"takes no part: {reason}" if reason else ""
+
+    @property
     def generates(self) -> bool:
-        return self.takes_work and self.concurrency > 0
+        return self.takes_work and self.concurrency > 0 and not self.no_fragments
 
     def has_room(self, queue_depth: int) -> bool:
         """Whether it may be given another fragment; ``queue_depth``: most per queue."""
-        return len(self.assigned) < queue_depth * self.concurrency
+        return len(self.assigned) < queue_depth * self.concurrency and not self.no_fragments
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +237,14 @@ class Workers(dict[str, WorkerState]):
                 num_queues=sum(worker.concurrency for worker in rollout),
                 rollout=frozenset(w.address for w in rollout if w.service == "rollout"),
                 only_train=tuple(
-                    w.address for w in self.values() if w.takes_work and not w.generates
+                    w.address
+                    for w in self.values()
+                    if w.takes_work and not w.generates and w.service != "rollout"
                 ),
                 lendable=tuple(
-                    w.address for w in self.values() if w.lent_concurrency and not w.excluded
+                    w.address
+                    for w in self.values()
+                    if w.lent_concurrency and not w.excluded and not w.no_pieces
                 ),
             )
         return self._roles
@@ -269,5 +292,6 @@ def _followed(
     return addresses.union(gain).difference(loss) if gain or loss else addresses
 
 
-def _role(worker: WorkerState) -> tuple[str, int, Exclusion | None, bool]:
-    return worker.service, worker.concurrency, worker.excluded, worker.drained
+def _role(worker: WorkerState) -> tuple[object, ...]:
+    declined = bool(worker.no_pieces), bool(worker.no_fragments)
+    return worker.service, worker.concurrency, worker.excluded, worker.drained, declined

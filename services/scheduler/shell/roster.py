@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from services.scheduler import limits
-from services.scheduler.core.fluid.events import MemberReported
+from services.scheduler.core.fluid.events import MemberReported, VersionLoaded
 from services.scheduler.core.inputs import (
     DeviceReported,
     LinkMeasured,
@@ -81,16 +81,24 @@ class Roster:
         stood = _stood(status, self._state().workers.get(address))
         if stood is not None:
             self._put(stood)
-        if status.service == "trainer":
-            self._record_member(before, status)
+        if status.service in ("rollout", "trainer"):
+            self._record_line(before, status)
+            self._record_version(before, status)
         if status.loan is not None and status.device.refusal is None:
             report = DeviceReported(address, status.loan.loan_number, status.loan.mode)
             self._put(report)
 
-    def _record_member(self, before: LastStatus | None, status: WorkerStatus) -> None:
-        """Record what a member holds, and what its line has taken since its status before."""
-        if not _is_known(self._state(), status):
-            self._put(MemberReported(status.address, status.holds))
+    def _record_version(self, before: LastStatus | None, status: WorkerStatus) -> None:
+        """Record the version that a worker has, unless it had it at its status before."""
+        if status.service == "trainer":
+            if not _is_known(self._state(), status):
+                self._put(MemberReported(status.address, status.holds))
+        elif before is None or before.status.staged != status.staged:
+            version = -1 if status.staged is None else status.staged
+            self._put(VersionLoaded(status.address, version))
+
+    def _record_line(self, before: LastStatus | None, status: WorkerStatus) -> None:
+        """Record what a worker's line has taken since its status before."""
         sent, received = (
             (None, None) if before is None else (before.status.sent, before.status.received)
         )

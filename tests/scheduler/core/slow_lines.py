@@ -6,16 +6,17 @@ takes seconds per byte. A round ends with a total, or at its limit with the memb
 
 import heapq
 import itertools
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from services.scheduler.core.fluid.cutting import group_share
-from services.scheduler.core.fluid.events import MemberReported
+from services.scheduler.core.fluid.events import MemberReported, VersionLoaded
 from services.scheduler.core.inputs import LinkMeasured, RecoveryDone, Tick, WorkerJoined
 from services.scheduler.core.machine import step
 from services.scheduler.core.state import Plan, State
-from shared.messages.contracts import GenerateFragment, PolicyPublished
+from shared.messages.contracts import FragmentReleased, GenerateFragment
 from shared.messages.fluid import (
     CommitVersion,
     ExchangeMissed,
@@ -25,6 +26,7 @@ from shared.messages.fluid import (
     SumHeld,
     TakeStep,
     TrainPiece,
+    WeightsStored,
 )
 from shared.messages.workers import Holds
 from tests import examples
@@ -33,6 +35,7 @@ CHECKSUM = "0" * 32
 MBIT = 1e6 / 8
 NEAR_MBIT = 10_000.0
 VERSION_PARTS = 4
+TICK_S = 4.0
 
 
 @dataclass
@@ -43,11 +46,17 @@ class Member:
     """Seconds of a sample."""
     group_s: float
     """Seconds of the gradient of a group."""
+    service: str = "trainer"
     version: int = 0
-    busy_until: float = 0.0
     sum_number: int = 0
     pieces: list[Any] = field(default_factory=list)
     hangs: bool = False
+    fetches: int = 0
+    """Version that it fetches."""
+    work: deque[GenerateFragment | TrainPiece] = field(default_factory=deque)
+    is_busy: bool = False
+    up_until: float = 0.0
+    """Until when samples are on the way up."""
 
     def seconds(self, size: float) -> float:
         return size / (self.mbits * MBIT)
@@ -62,32 +71,46 @@ class SlowLines:
     members: Mapping[str, Member]
     size: int
     by_group: bool = False
+    sample_bytes: int = 1
+    changes: Sequence[tuple[int, str, float]] = ()
+    """From a batch on, a member's line has so many Mbit/s."""
     now: float = 0.0
     state: State = field(default_factory=lambda: State(recovering=True))
     rounds: list[ExchangeSums] = field(default_factory=list)
     committers: list[CommitVersion] = field(default_factory=list)
+    opened: dict[int, float] = field(default_factory=dict)
+    """Batch -> when it was opened."""
+    generated: list[tuple[int, str]] = field(default_factory=list)
+    """Batch and device of each fragment."""
     _agenda: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _numbers: Any = field(default_factory=itertools.count)
 
     def run(self, until: float) -> State:
         """Go on until the run ends, or nothing follows."""
-        self._give(self._published(0), RecoveryDone())
+        self._publish(0)
+        self._give(RecoveryDone())
         for member in self.members.values():
             name = member.address.removesuffix("-a")
-            self._give(WorkerJoined(member.address, name, "trainer", concurrency=1))
-            self._hold(member)
-        self._after(1.0, self._tick)
+            self._give(WorkerJoined(member.address, name, member.service, concurrency=1))
+            if member.service == "rollout":
+                member.version = member.fetches = -1
+            self._report(member)
+            self._fetch(member, 0)
+        self._after(TICK_S, self._tick)
         while self._agenda and self.now < until and self.state.phase == "running":
             self.now, _, act = heapq.heappop(self._agenda)
             act()
         return self.state
+
+    def seconds_per_batch(self) -> list[float]:
+        return [after - before for before, after in itertools.pairwise(self.opened.values())]
 
     def _after(self, seconds: float, act: Callable[[], None]) -> None:
         heapq.heappush(self._agenda, (self.now + seconds, next(self._numbers), act))
 
     def _tick(self) -> None:
         self._give(Tick())
-        self._after(1.0, self._tick)
+        self._after(TICK_S, self._tick)
 
     def _give(self, *events: Any) -> None:
         for event in events:
@@ -97,14 +120,12 @@ class SlowLines:
 
     def _follow(self, command: Any) -> None:
         match command:
-            case GenerateFragment():
+            case GenerateFragment() | TrainPiece():
                 member = self.members[str(command.worker)]
-                count = command.fragment.num_samples
-                self._occupy(member, count * member.fragment_s, lambda: self._generated(command))
-            case TrainPiece():
-                member = self.members[command.worker]
-                seconds = group_share(self.plan, command.piece) * member.group_s
-                self._occupy(member, seconds, lambda: self._trained(member, command, seconds))
+                member.work.append(command)
+                if isinstance(command, GenerateFragment):
+                    self._fetch(member, command.policy.version)
+                self._next(member)
             case ExchangeSums():
                 self.rounds.append(command)
                 Round(self, command).begin()
@@ -114,22 +135,54 @@ class SlowLines:
             case CommitVersion():
                 self.committers.append(command)
 
-    def _occupy(self, member: Member, seconds: float, done: Callable[[], None]) -> None:
-        if member.hangs:
+    def _next(self, member: Member) -> None:
+        """Begin what comes first, unless the member lacks its version."""
+        if member.is_busy or member.hangs or not member.work:
             return
-        member.busy_until = max(member.busy_until, self.now) + seconds
-        self._after(member.busy_until - self.now, done)
+        task = member.work[0]
+        if task.policy.version > member.version:
+            return
+        member.work.popleft()
+        member.is_busy = True
+        if isinstance(task, TrainPiece):
+            seconds = group_share(self.plan, task.piece) * member.group_s
+            self._after(seconds, lambda: self._trained(member, task, seconds))
+        elif member.version > task.policy.version and not self.plan.early_groups:
+            member.is_busy = False
+            slot = task.fragment.slot
+            self._give(FragmentReleased(slot=slot, worker=member.address, reason="stale"))
+            self._next(member)
+        else:
+            seconds = task.fragment.num_samples * member.fragment_s
+            self._after(seconds, lambda: self._made(member, task, seconds))
 
-    def _generated(self, task: GenerateFragment) -> None:
-        self._give(examples.generated(task), examples.scored(task))
+    def _made(self, member: Member, task: GenerateFragment, seconds: float) -> None:
+        """Send a fragment's samples up, concurrently with what follows."""
+        size = self.sample_bytes * task.fragment.num_samples
+        member.is_busy = False
+        member.up_until = max(member.up_until, self.now) + member.seconds(size)
+
+        def sent() -> None:
+            if self.sample_bytes > 1:
+                self.measure(member, up=size)
+            event = examples.generated(task)
+            trajectory = event.stored.trajectory.model_copy(update={"size": size})
+            stored = event.stored.model_copy(update={"trajectory": trajectory})
+            event = event.model_copy(update={"stored": stored, "seconds": seconds})
+            self.generated.append((task.fragment.batch, member.address))
+            self._give(event, examples.scored(task))
+
+        self._after(member.up_until - self.now, sent)
+        self._next(member)
 
     def _trained(self, member: Member, command: TrainPiece, seconds: float) -> None:
-        if command.sum_number < member.sum_number:
-            return
+        member.is_busy = False
         if command.sum_number > member.sum_number:
             member.sum_number, member.pieces = command.sum_number, []
-        member.pieces.append(command.piece)
-        self._give(PieceTrained(**command.answer_fields, seconds=seconds, pass_rows=0))
+        if command.sum_number == member.sum_number:
+            member.pieces.append(command.piece)
+            self._give(PieceTrained(**command.answer_fields, seconds=seconds, pass_rows=0))
+        self._next(member)
 
     def _holders(self, command: TakeStep) -> list[str]:
         fluid = self.state.fluid
@@ -137,7 +190,9 @@ class SlowLines:
         return list(fluid.step.holders)
 
     def _step(self, member: Member, command: TakeStep) -> None:
-        member.version, member.sum_number, member.pieces = command.batch + 1, 0, []
+        makes_version = command.update == self.plan.updates - 1
+        member.version, member.sum_number, member.pieces = command.batch + makes_version, 0, []
+        member.fetches = member.version
         is_reference = member.address == command.committer
         self._give(
             Stepped(
@@ -146,33 +201,68 @@ class SlowLines:
                 is_reference=is_reference, seconds=0.0,
             )
         )  # fmt: skip
-        if is_reference:
-            size = VERSION_PARTS * self.size
-            self._after(member.seconds(size), lambda: self._commit(member, command.batch + 1))
+        if is_reference and makes_version:
+            self._after(member.seconds(self.size), lambda: self._store(member, command))
+        self._next(member)
+
+    def _store(self, member: Member, command: TakeStep) -> None:
+        """Store the weights of a version, and then the rest of it."""
+        version = command.batch + 1
+        self._give(WeightsStored(
+            batch=command.batch, attempt=command.attempt, worker=member.address,
+            policy=examples.policy(version), weights=examples.ref("weights"),
+        ))  # fmt: skip
+        rest = member.seconds((VERSION_PARTS - 1) * self.size)
+        self._after(rest, lambda: self._commit(member, version))
 
     def _commit(self, member: Member, version: int) -> None:
+        for batch, address, mbits in self.changes:
+            if batch == version and address in self.members:
+                self.members[address].mbits = mbits
         self.measure(member, up=VERSION_PARTS * self.size)
-        self._give(self._published(version))
+        self._publish(version)
         for each in self.members.values():
-            if each.version < version:
-                self._load(each, version)
+            self._fetch(each, version)
 
-    def _load(self, member: Member, version: int) -> None:
-        self._give(MemberReported(member.address, None))
-        size = VERSION_PARTS * self.size
+    def _publish(self, version: int) -> None:
+        self.opened.setdefault(version, self.now)
+        self._give(examples.published(version).model_copy(update={"checksum": CHECKSUM}))
+
+    def _fetch(self, member: Member, version: int) -> None:
+        """Fetch a version, unless it is there; a device that only generates stops fetching an older
+        one."""
+        if version <= member.fetches or (
+            member.service == "trainer" and member.fetches > member.version
+        ):
+            return
+        member.fetches = version
+        if member.service == "trainer":
+            self._give(MemberReported(member.address, None))
+        parts = VERSION_PARTS - 1 if member.service == "trainer" else 0
 
         def loaded() -> None:
-            self.measure(member, down=size)
-            member.version, member.sum_number, member.pieces = version, 0, []
-            self._hold(member)
+            if parts:
+                self.measure(member, down=parts * self.size)
+            if member.fetches == version and member.version < version:
+                member.version, member.sum_number, member.pieces = version, 0, []
+                self._report(member)
+                self._fetch(member, max(self.opened))
+                self._next(member)
 
-        self._after(member.seconds(size), loaded)
+        def weights_loaded() -> None:
+            self.measure(member, down=self.size)
+            self._after(member.seconds(parts * self.size), loaded)
+
+        self._after(member.seconds(self.size), weights_loaded)
 
     def measure(self, member: Member, *, up: float = 0.0, down: float = 0.0) -> None:
         each = member.seconds(1)
         self._give(LinkMeasured(member.address, each if up else None, each if down else None))
 
-    def _hold(self, member: Member) -> None:
+    def _report(self, member: Member) -> None:
+        if member.service == "rollout":
+            self._give(VersionLoaded(member.address, member.version))
+            return
         holds = Holds(version=member.version, checksum=CHECKSUM, update=0, sum_bytes=self.size)
         self._give(MemberReported(member.address, holds))
 
@@ -181,9 +271,6 @@ class SlowLines:
 
     def after(self, seconds: float, act: Callable[[], None]) -> None:
         self._after(seconds, act)
-
-    def _published(self, version: int) -> PolicyPublished:
-        return examples.published(version).model_copy(update={"checksum": CHECKSUM})
 
 
 @dataclass

@@ -6,6 +6,7 @@ from typing import cast
 import pytest
 
 from services.scheduler import limits
+from services.scheduler.core.fluid.events import VersionLoaded
 from services.scheduler.core.inputs import (
     LinkMeasured,
     MachineInput,
@@ -54,7 +55,7 @@ async def test_an_encoder_is_seen_and_given_no_work(
     assert inputs == []
     assert [seen.status.service for seen in roster.statuses.values()] == ["encoder"]
     await roster.record(status("rollout", "generating"))
-    assert [type(each) for each in inputs] == [WorkerJoined]
+    assert [type(each) for each in inputs] == [WorkerJoined, VersionLoaded]
 
 
 @pytest.mark.parametrize("activity", ["loading_weights", "waiting_for_conditions"])
@@ -100,7 +101,7 @@ async def test_a_worker_of_another_release_is_given_no_work_and_ends(
     new = asyncio.create_task(
         Worker("rollout", "rollout-0", "waiting_for_trainer", Device(concurrency=1)).report(bus)
     )
-    await until(lambda: [type(each) for each in inputs] == [WorkerJoined])
+    await until(lambda: [type(each) for each in inputs] == [WorkerJoined, VersionLoaded])
     await stop(new)
 
 

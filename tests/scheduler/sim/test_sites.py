@@ -120,8 +120,9 @@ def test_one_sum_of_a_site_that_trains_crosses_for_each_update() -> None:
     )  # fmt: skip
     fast = qwen(lab(1e6, trains=True), mode="fluid", near=0)
     assert fast.step_seconds == pytest.approx(near.step_seconds, rel=0.02)
-    far = qwen(lab(1000, trains=True), mode="fluid", near=0)
+    far = qwen(lab(10_000, trains=True), mode="fluid", near=0)
     use, sums = far.sites["lab"], QWEN.shape.updates * ADAPTER
     assert use.down == pytest.approx(sums, rel=0.01)
     assert use.up == pytest.approx(sums + use.samples * SAMPLE, rel=0.1)
-    assert far.step_seconds - near.step_seconds == pytest.approx(2 * sums / (1000 * MBIT), rel=0.2)
+    seconds = 2 * sums / (10_000 * MBIT)
+    assert far.step_seconds - near.step_seconds == pytest.approx(seconds, rel=0.2)

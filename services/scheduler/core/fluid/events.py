@@ -7,6 +7,7 @@ or late.
 from dataclasses import dataclass, replace
 
 from services.scheduler import limits
+from services.scheduler.core import participation
 from services.scheduler.core.fluid import batch_std
 from services.scheduler.core.fluid.cutting import rows_per_group
 from services.scheduler.core.fluid.fluid_state import FluidState, next_attempt, num_rows
@@ -34,7 +35,25 @@ class MemberReported:
     holds: Holds | None
 
 
-def batch_opened(_plan: Plan, state: State, event: PolicyPublished, _now: float) -> State:
+@dataclass(frozen=True, slots=True)
+class VersionLoaded:
+    """A device that only generates has reported the newest version of which it has the weights, -1
+    before the first."""
+
+    address: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkMeasured:
+    """A worker has stored or read objects: seconds per byte, None without any."""
+
+    address: str
+    up: float | None
+    down: float | None
+
+
+def batch_opened(plan: Plan, state: State, event: PolicyPublished, _now: float) -> State:
     """Begin with the batch of a committed version: nothing of it is trained yet."""
     before, policy = state.fluid, event.policy
     if before is not None and before.batch >= policy.version:
@@ -45,8 +64,9 @@ def batch_opened(_plan: Plan, state: State, event: PolicyPublished, _now: float)
             each.checksum for each in before.step.stepped.values() if each.policy == policy
         ]
         checksum = checksums[0] if checksums else None
-    holds = {} if before is None else before.holds
-    return replace(state, fluid=FluidState(batch=policy.version, checksum=checksum, holds=holds))
+    holds, size = ({}, 0) if before is None else (before.holds, before.sum_bytes)
+    opened = FluidState(batch=policy.version, checksum=checksum, holds=holds, sum_bytes=size)
+    return participation.decide(plan, replace(state, fluid=opened))
 
 
 def record(plan: Plan, state: State, event: FluidEvent, now: float) -> State:
@@ -71,7 +91,7 @@ def record(plan: Plan, state: State, event: FluidEvent, now: float) -> State:
     return state
 
 
-def member_reported(_plan: Plan, state: State, event: MemberReported, now: float) -> State:
+def member_reported(plan: Plan, state: State, event: MemberReported, now: float) -> State:
     """Record what a member holds; the same state if it is known, or was known before.
 
     A member that goes back to an earlier version reports first that it holds none. If that report
@@ -96,7 +116,36 @@ def member_reported(_plan: Plan, state: State, event: MemberReported, now: float
                 return replace(state, fluid=replace(fluid, older=older))
             if now - since < limits.MAX_REPORT_DELAY_S:
                 return state
-    return replace(state, fluid=with_held(state, fluid, event.address, holds))
+    state = replace(state, fluid=with_held(state, fluid, event.address, holds))
+    if known_holds is None and holds is not None and holds.version == fluid.batch:
+        state = participation.admit(plan, _version_came(state, event.address, now), event.address)
+    return state
+
+
+def version_loaded(_plan: Plan, state: State, event: VersionLoaded, now: float) -> State:
+    """Record that a device that only generates has the weights of a version."""
+    worker = state.workers.get(event.address)
+    if worker is None or worker.version == event.version:
+        return state
+    if worker.version not in (None, -1) and state.fluid and event.version == state.fluid.batch:
+        state = _version_came(state, event.address, now)
+    return state.with_worker(replace(worker, version=event.version))
+
+
+def _version_came(state: State, address: str, now: float) -> State:
+    """Learn how long the open batch's version was on the way to a device."""
+    batch, worker = state.batch, state.workers.get(address)
+    if not batch or not batch.index or worker is None or worker.clock_from >= batch.opened_at:
+        return state
+    return replace(state, costs=state.costs.observe_version(address, now - batch.opened_at))
+
+
+def link_measured(_plan: Plan, state: State, event: LinkMeasured, _now: float) -> State:
+    """Learn the rates of a line."""
+    worker = state.workers.get(event.address)
+    sends = worker is None or not worker.declines
+    costs = state.costs.observe_link(event.address, event.up, event.down, sends=sends)
+    return replace(state, costs=costs)
 
 
 def member_lost(state: State, address: str) -> State:

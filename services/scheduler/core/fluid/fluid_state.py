@@ -141,8 +141,7 @@ class OrderedStep:
         """Record a member's step."""
         since = now if self.stepped_at is None else self.stepped_at
         stepped = {**self.stepped, event.worker: event}
-        reference = stepped.get(self.committer)
-        agreed = self.agreed
+        reference, agreed = stepped.get(self.committer), self.agreed
         if event is reference:
             agreed = _agreed(stepped, self.committer)
         elif reference is not None and _is_same(reference, event):
@@ -151,8 +150,7 @@ class OrderedStep:
 
     def with_committer(self, command: CommitVersion, now: float) -> "OrderedStep":
         """Name another committer."""
-        agreed = _agreed(self.stepped, command.worker)
-        return replace(self, named=command, since=now, agreed=agreed)
+        return replace(self, named=command, since=now, agreed=_agreed(self.stepped, command.worker))
 
 
 def _agreed(stepped: Mapping[str, Stepped], committer: str) -> frozenset[str]:
@@ -261,6 +259,8 @@ class FluidState:
     """When one that stepped in an earlier attempt was last named to commit."""
     holds: Mapping[str, Holds] = field(default_factory=dict)
     """Address -> what the member reports that it could step from."""
+    sum_bytes: int = 0
+    """Bytes of a sum; 0 if no member has reported them."""
     older: Mapping[str, tuple[Holds, float]] = field(default_factory=dict)
     """Address -> the newest report of something earlier than what is known, and since when."""
     known_members: tuple[tuple[object, ...], frozenset[str]] | None = field(

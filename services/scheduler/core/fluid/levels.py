@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from typing import Literal
 
-from services.scheduler.core.fluid.links import sum_bytes
 from services.scheduler.core.state import Plan, State
 from shared.messages.records import ChosenLevel, Level
 
@@ -47,4 +46,4 @@ def chosen_level(
         return current
     elapsed = max(0.0, now - state.batch.opened_at)
     hidden = elapsed if plan.schedule.staleness_limit else HIDDEN_SHARE * elapsed
-    return least_rounding(current, max(measured) * sum_bytes(state.fluid), hidden)
+    return least_rounding(current, max(measured) * state.fluid.sum_bytes, hidden)

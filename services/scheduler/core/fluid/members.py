@@ -17,7 +17,7 @@ def may_step(state: State, worker: WorkerState) -> bool:
     fluid = state.fluid
     if fluid is None or worker.service != MEMBER or worker.excluded is not None:
         return False
-    if worker.address in fluid.out or worker.address in fluid.gone:
+    if worker.no_pieces or worker.address in fluid.out or worker.address in fluid.gone:
         return False
     holds = fluid.holds.get(worker.address)
     if holds is None or (holds.version, holds.update) != (fluid.batch, fluid.update):
@@ -45,7 +45,9 @@ def with_held(state: State, fluid: FluidState, address: str, new_holds: Holds | 
         holds = {**fluid.holds, address: new_holds}
     else:
         holds = {a: each for a, each in fluid.holds.items() if a != address}
-    changed, members = replace(fluid, holds=holds), _known_members(state, fluid)
+    size = max(fluid.sum_bytes, 0 if new_holds is None else new_holds.sum_bytes)
+    changed = replace(fluid, holds=holds, sum_bytes=size)
+    members = _known_members(state, fluid)
     worker = state.workers.get(address)
     if members is not None and worker is not None and worker.takes_work:
         may = may_step(replace(state, fluid=changed), worker)

@@ -16,6 +16,7 @@ version.
 from dataclasses import replace
 
 from services.scheduler import limits
+from services.scheduler.core import participation
 from services.scheduler.core.fluid.fluid_state import (
     ATTEMPTS_PER_EPOCH,
     ExchangeRound,
@@ -169,7 +170,9 @@ def _end_round(plan: Plan, state: State, now: float, commands: list[FluidCommand
         return state
     holder = _reference(fluid, exchange)
     if holder is not None:
-        return _order_step(plan, state, fluid, exchange, holder, now, commands)
+        state = _order_step(plan, state, fluid, exchange, holder, now, commands)
+        is_last = fluid.update == plan.updates - 1
+        return participation.decide(plan, state) if is_last else state
     fluid = _void_missed(fluid, exchange, silent)
     fluid = replace(fluid, failure=unmet(plan, fluid, exchange, silent))
     state = replace(state, fluid=fluid)

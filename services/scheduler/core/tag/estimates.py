@@ -3,60 +3,18 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from statistics import median, median_low
+from statistics import median
 from typing import Any, Literal
 
-SharedOverhead = Literal["switch", "ready", "commit"]
-"""Work whose cost is one for all devices that do it."""
+from services.scheduler.core.tag.line_costs import LineCosts
+from services.scheduler.core.tag.running_median import Estimate as Estimate
+
+SharedCost = Literal["switch", "ready", "commit", "sample_bytes"]
+"""Cost that is one for all devices."""
 
 MAX_DEPARTED_WORKERS = 64
 """Estimates of workers that have left that are kept in any case: what they took is a guide to what
 others will."""
-MEDIAN_WINDOW = 3
-"""Observations per median, so that a single outlier never passes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """Estimates a positive quantity. The first observation replaces a prior value.
-
-    >>> Estimate().observe(2.0).observe(2.0).observe(10.0).value
-    2.0
-    """
-
-    value: float | None = None
-    spread: float = 0.0
-    """Mean relative distance of observations from the value, single outliers aside."""
-    count: int = 0
-    """Number of observations."""
-    recent: tuple[float, ...] = ()
-    alpha: float = 0.4
-    """Weight of the newest median; at 0.4, a step is followed within about four observations."""
-
-    def observe(self, x: float) -> "Estimate":
-        recent = (*self.recent, x)[-MEDIAN_WINDOW:]
-        level = median_low(recent)
-        if self.value is None or not self.count:
-            value, spread = level, self.spread
-        else:
-            weight = max(self.alpha, 1 / (self.count + 1))
-            value = self.value + weight * (level - self.value)
-            away = median_low([abs(old - self.value) for old in recent]) / max(self.value, 1e-9)
-            spread = self.spread + self.alpha * (away - self.spread)
-        return Estimate(
-            value=value, spread=spread, count=self.count + 1, recent=recent, alpha=self.alpha
-        )
-
-    @property
-    def seconds(self) -> float:
-        """The value; 0 while it is unknown."""
-        return self.value or 0.0
-
-    def newest(self) -> "Estimate":
-        """The same estimate with the last observation, or the prior, for its value."""
-        return replace(self, value=self.recent[-1]) if self.recent else self
-
-
 MIN_SIZE_VARIATION = 1.0
 """Sum of squared relative distances of sizes after which the overhead counts as known: noise of 3 %
 then leaves an error of 4 % of a mean fragment."""
@@ -210,7 +168,7 @@ class PassCosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
+class Costs(LineCosts):
     """Holds the learned costs of a run's work, in seconds."""
 
     shared_share: float = 0.0
@@ -227,15 +185,11 @@ class Costs:
     gradient: Mapping[str, Estimate] = field(default_factory=dict)
     """Seconds per group, by member."""
     passes: PassCosts = PassCosts()
-    up: Mapping[str, Estimate] = field(default_factory=dict)
-    """Seconds per byte that leaves a member for the object store."""
-    down: Mapping[str, Estimate] = field(default_factory=dict)
-    """Seconds per byte on the way back."""
-    switch: Estimate = Estimate(value=0.0)
+    switch: Estimate = field(default_factory=lambda: Estimate(value=0.0))
     """Seconds that a member takes to switch to generation and back."""
-    ready: Estimate = Estimate()
+    ready: Estimate = field(default_factory=Estimate)
     """Seconds from a fragment's end to its rewards."""
-    commit: Estimate = Estimate()
+    commit: Estimate = field(default_factory=Estimate)
     _medians: tuple[tuple[Mapping[str, Estimate], float | None], ...] = field(
         default=(), compare=False, repr=False
     )
@@ -328,16 +282,6 @@ class Costs:
         estimate = self.rollout.get(worker, Estimate())
         return replace(self, rollout={**self.rollout, worker: estimate.observe(seconds)})
 
-    def observe_link(self, worker: str, up: float | None, down: float | None) -> "Costs":
-        """Learn from seconds per byte in each direction; None: nothing was transferred."""
-        links = []
-        for estimates, seconds in ((self.up, up), (self.down, down)):
-            before = estimates.get(worker, Estimate())
-            links.append(
-                estimates if seconds is None else {**estimates, worker: before.observe(seconds)}
-            )
-        return replace(self, up=links[0], down=links[1])
-
     def only_of(self, addresses: Collection[str]) -> "Costs":
         """Forget workers that have left, once they are more than those that there are."""
         if len(self.fragments) + len(self.gradient) <= 4 * len(addresses) + MAX_DEPARTED_WORKERS:
@@ -348,12 +292,11 @@ class Costs:
             rollout={a: each for a, each in self.rollout.items() if a in addresses},
             gradient={a: each for a, each in self.gradient.items() if a in addresses},
             passes=self.passes.only_of(addresses),
-            up={a: each for a, each in self.up.items() if a in addresses},
-            down={a: each for a, each in self.down.items() if a in addresses},
+            **self.lines_of(addresses),
         )
 
-    def observe(self, work: SharedOverhead, seconds: float) -> "Costs":
-        observed: dict[str, Any] = {work: getattr(self, work).observe(seconds)}
+    def observe(self, cost: SharedCost, value: float) -> "Costs":
+        observed: dict[str, Any] = {cost: getattr(self, cost).observe(value)}
         return replace(self, **observed)
 
 

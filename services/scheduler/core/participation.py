@@ -1,0 +1,243 @@
+"""Decides which devices train and which generate, by what their lines cost a batch.
+
+A member that exchanges sums makes each version itself, but every round waits for the slowest line.
+A member that does not fetches each version, and generates once it has that. So the members with the
+fastest lines train, as many as make a batch shortest; and a device that would have a version only
+after the others have generated everything gets no fragments. The decision is made when a batch
+is in a step and when the next one opens, from rates that are measured without trial work: every
+device fetches each version.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from services.scheduler.core.device_queues import sample_seconds, version_bytes
+from services.scheduler.core.fluid.cutting import trained_samples
+from services.scheduler.core.fluid.fluid_state import FluidState
+from services.scheduler.core.fluid.modes import has_loans
+from services.scheduler.core.state import Plan, State, WorkerState
+
+SLOW_LINE_FACTOR = 1.5
+"""Lines whose seconds exceed the usual ones by less are as good: measurements have noise."""
+SAME_LINE_FACTOR = 1.2
+"""Slow lines whose seconds differ by less are one line: all of its members train, or do not."""
+MIN_LOSS = 0.01
+"""Share of a batch that a line has to cost before its device declines work."""
+MIN_GAIN = 0.03
+"""Share of a batch that a device has to gain before it is given work again."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLine:
+    """The seconds that a device and its line take."""
+
+    worker: WorkerState
+    host: str
+    sample: float
+    """Per sample, generated or on the way up, whichever takes longer; infinite: it generates
+    nothing."""
+    latency: float
+    """Until the first sample is there."""
+    group: float
+    """Per group, trained or on the way down; infinite for a device that is no member."""
+    up: float
+    """For a sum."""
+    down: float
+    """For a total."""
+    version: float
+    """For a version."""
+
+    @property
+    def exchange(self) -> float:
+        return self.up + self.down
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSeconds:
+    """Forecasts a batch with some of the members training."""
+
+    generated: float
+    """When everything is generated."""
+    work: float
+    """When everything is trained."""
+    total: float
+
+
+def decide(plan: Plan, state: State) -> State:
+    """Decide for the batch that opens."""
+    fluid, costs = state.fluid, state.costs
+    is_known = costs.gradient and (costs.up or costs.down)
+    if state.recovering or fluid is None or not fluid.sum_bytes or not is_known:
+        return state
+    lines = _lines(plan, state, fluid)
+    members = [each for each in lines if math.isfinite(each.group)]
+    if not members:
+        return state
+    training, seconds = _training(plan, lines, members)
+    changed = [
+        _decided(plan, each, each.worker.address in training, seconds, fluid.sum_bytes)
+        for each in lines
+    ]
+    changed = [each for each in changed if each != state.workers[each.address]]
+    return replace(state, workers=state.workers.changed(changed)) if changed else state
+
+
+def admit(plan: Plan, state: State, address: str) -> State:
+    """Decide for a device that has come to hold the open batch's version."""
+    worker = decide(plan, state).workers.get(address)
+    return state if worker is None else state.with_worker(worker)
+
+
+def readmit_last(_plan: Plan, state: State, _event: object, _now: float) -> State:
+    """Give work to all again if no device is left that trains, or that generates."""
+    able = [each for each in state.workers.values() if each.takes_work]
+    trains = any(each.service == "member" and not each.no_pieces for each in able)
+    generates = bool(state.workers.roles.places)
+    changed = [
+        replace(
+            each,
+            no_pieces=each.no_pieces if trains else "",
+            no_fragments=each.no_fragments if generates else "",
+        )
+        for each in able
+        if (each.no_pieces and not trains) or (each.no_fragments and not generates)
+    ]
+    return replace(state, workers=state.workers.changed(changed)) if changed else state
+
+
+def _lines(plan: Plan, state: State, fluid: FluidState) -> list[DeviceLine]:
+    costs = state.costs
+    fastest = min([*costs.up, *costs.down], key=lambda each: (costs.sum_seconds(each), each))
+    return [
+        _line(plan, state, fluid, worker, fastest)
+        for worker in state.workers.values()
+        if worker.takes_work and worker.address not in fluid.gone
+    ]
+
+
+def _line(
+    plan: Plan, state: State, fluid: FluidState, worker: WorkerState, fastest: str
+) -> DeviceLine:
+    """``fastest``: the device whose line counts for one that was not measured: it has taken part
+    in rounds, or has fetched a version too quickly to measure."""
+    costs, address = state.costs, worker.address
+    lent = 0 if state.tag.controller.mode == "off" else worker.lent_concurrency
+    queues = worker.concurrency or lent
+    held, is_member = fluid.holds.get(address), worker.service == "member"
+    up = costs.sample_up_seconds(address)
+    sample = sample_seconds(state, worker)
+    version = costs.version_seconds(address, version_bytes(fluid, worker))
+    read = trained_samples(plan) * costs.sample_bytes.seconds * costs.down_seconds(address)
+    measured = address if costs.is_measured(address) else fastest
+    return DeviceLine(
+        worker=worker,
+        host=(held.host if held is not None else "") or address,
+        sample=max(sample, up) / queues if queues else math.inf,
+        latency=sample + up,
+        group=max(costs.gradient_seconds(address) or 0.0, read) if is_member else math.inf,
+        up=fluid.sum_bytes * costs.up_seconds(measured),
+        down=fluid.sum_bytes * costs.down_seconds(measured),
+        version=version or 0.0,
+    )
+
+
+def _training(
+    plan: Plan, lines: Sequence[DeviceLine], members: Sequence[DeviceLine]
+) -> tuple[frozenset[str], BatchSeconds]:
+    """Return the members that train, and the forecast: the same as before, unless others are
+    clearly better."""
+    forecasts = {
+        candidate: batch_seconds(plan, lines, candidate) for candidate in _candidates(members)
+    }
+    best = min(forecasts, key=lambda each: forecasts[each].total)
+    before = frozenset(each.worker.address for each in members if not each.worker.no_pieces)
+    if not before:
+        return best, forecasts[best]
+    known = forecasts.get(before) or batch_seconds(plan, lines, before)
+    margin = (MIN_GAIN if best - before else MIN_LOSS) * known.work
+    if forecasts[best].total < known.total - margin:
+        return best, forecasts[best]
+    return before, known
+
+
+def _candidates(members: Sequence[DeviceLine]) -> list[frozenset[str]]:
+    """Return the sets of members that could train: all, and those before each line that is slow
+    compared with the usual line before it."""
+    ordered = sorted(members, key=lambda each: (each.exchange, each.worker.address))
+    addresses = [each.worker.address for each in ordered]
+    found, limit = [frozenset(addresses)], 0.0
+    for number, each in enumerate(ordered[1:], 1):
+        usual = ordered[(number - 1) // 2].exchange
+        if each.exchange > max(limit, SLOW_LINE_FACTOR * usual):
+            found.append(frozenset(addresses[:number]))
+            limit = SAME_LINE_FACTOR * each.exchange
+    return found
+
+
+def batch_seconds(
+    plan: Plan, lines: Sequence[DeviceLine], training: Collection[str]
+) -> BatchSeconds:
+    """Forecast a batch in which these members train, and all devices generate that do so."""
+    members = [each for each in lines if each.worker.address in training]
+    waits = {
+        each.worker.address: 0.0 if each.worker.address in training else each.version
+        for each in lines
+    }
+    generated = _generated(plan, lines, waits)
+    rate = sum(1 / each.group for each in members if each.group)
+    trained = plan.num_groups / rate if rate else 0.0
+    exchanged = plan.updates * _exchange_seconds(members)
+    work = generated + trained
+    if has_loans(plan) and not any(math.isfinite(each.sample) for each in members):
+        work = max(generated + trained / plan.num_groups, trained)
+    total = max(work, trained + exchanged) if plan.early_groups else work + exchanged
+    return BatchSeconds(generated, work, total)
+
+
+def _generated(plan: Plan, lines: Sequence[DeviceLine], waits: Mapping[str, float]) -> float:
+    """Return when all samples are generated, by devices that begin when they have the version."""
+    left, rate, now = float(plan.num_groups * plan.group_size), 0.0, 0.0
+    able = [(waits[each.worker.address], 1 / each.sample) for each in lines if each.sample]
+    for wait, faster in sorted(each for each in able if each[1]):
+        if rate and left <= rate * (wait - now):
+            break
+        left, rate, now = left - rate * (wait - now), rate + faster, wait
+    return now + left / rate if rate else 0.0
+
+
+def _exchange_seconds(members: Sequence[DeviceLine]) -> float:
+    """Return the seconds of a round: the slowest line up and down, and the sums of all hosts on the
+    way to the committer."""
+    others = len({each.host for each in members}) - 1
+    if others <= 0:
+        return 0.0
+    committer = min(members, key=lambda each: each.up)
+    slowest = max(each.up for each in members) + max(each.down for each in members)
+    return slowest + others * committer.down
+
+
+def _decided(
+    plan: Plan, line: DeviceLine, trains: bool, seconds: BatchSeconds, size: int
+) -> WorkerState:
+    """Return a device with the reasons for which it gets no pieces, or no fragments."""
+    worker = line.worker
+    is_member = math.isfinite(line.group)
+    no_pieces, no_fragments, share = worker.no_pieces, "", 1.0
+    if trains or not is_member:
+        no_pieces = ""
+    elif not (has_loans(plan) and worker.concurrency):  # it is lent, and comes back first
+        no_pieces = f"its sums would take {_at_rate(max(line.up, line.down), size)}"
+    wait = 0.0 if is_member and not no_pieces else line.version
+    end = seconds.work if plan.early_groups or has_loans(plan) else seconds.generated
+    limit = end * ((1 - MIN_GAIN) if worker.no_fragments else 1.0)
+    if worker.concurrency and wait > MIN_LOSS * end:
+        share = max(MIN_LOSS, 1 - wait / end)
+        if wait + line.latency >= limit:
+            no_fragments = f"a version takes {wait:,.0f} s to arrive"
+    return replace(worker, no_pieces=no_pieces, no_fragments=no_fragments, share=share)
+
+
+def _at_rate(seconds: float, size: int) -> str:
+    mbits = 8e-6 * size / seconds
+    return f"{seconds:,.0f} s at {mbits:,.{0 if mbits >= 10 else 1}f} Mbit/s"

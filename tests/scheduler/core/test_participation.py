@@ -1,0 +1,167 @@
+"""Devices behind slow lines decline the work that would make batches longer, and say why."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from services.scheduler.core import participation
+from services.scheduler.core.state import State
+from tests import examples
+from tests.scheduler.core.slow_lines import NEAR_MBIT, Member, SlowLines
+
+MB = 10**6
+
+
+@dataclass(frozen=True)
+class Model:
+    sum_bytes: int
+    sample_s: float
+    group_s: float
+    sample_bytes: int
+
+
+FLUX = Model(418 * MB, 12.0, 30.0, 2 * MB)
+SD3 = Model(75 * MB, 2.0, 4.6, MB)
+QWEN = Model(1686 * MB, 6.0, 16.0, 2 * MB)
+
+
+def simulated(
+    model: Model,
+    near: int,
+    far: int,
+    mbits: float,
+    *,
+    service: str = "trainer",
+    changes: Sequence[tuple[int, float]] = (),
+    by_group: bool = False,
+    batches: int = 4,
+    updates: int = 1,
+    **schedule: Any,
+) -> SlowLines:
+    """A run with ``near`` members, four rollout devices as well unless members generate, and
+    ``far`` devices behind lines of so many Mbit/s; ``changes``: from a batch on, of so many."""
+    mode = schedule.get("mode", "fluid")
+    plan = examples.plan(
+        num_groups=16, group_size=8, num_batches=batches, fragment_size="auto",
+        **{"mode": mode, **schedule},
+    )  # fmt: skip
+    members = [Member(f"near-{n}-a", NEAR_MBIT, model.sample_s, model.group_s) for n in range(near)]
+    others = 4 if mode == "disaggregated" else 0
+    members += [
+        Member(f"rollout-{n}-a", NEAR_MBIT, model.sample_s, model.group_s, "rollout")
+        for n in range(others)
+    ]
+    members += [
+        Member(f"far-{n}-a", mbits, model.sample_s, model.group_s, service) for n in range(far)
+    ]
+    run = SlowLines(
+        replace(plan, trained_steps=6, updates=updates),
+        {each.address: each for each in members}, model.sum_bytes, by_group, model.sample_bytes,
+        [(batch, f"far-{n}-a", rate) for batch, rate in changes for n in range(far)],
+    )  # fmt: skip
+    state = run.run(1e7)
+    assert state.phase == "finished", state.failure
+    return run
+
+
+def slowdowns(run: SlowLines, alone: SlowLines) -> list[float]:
+    """Seconds of each batch but the first, over those without the far devices."""
+    usual = max(alone.seconds_per_batch()[1:])
+    return [seconds / usual for seconds in run.seconds_per_batch()[1:]]
+
+
+def reasons(state: State) -> set[tuple[str, str]]:
+    far = (each for each in state.workers.values() if each.name.startswith("far"))
+    return {(each.no_pieces, each.no_fragments) for each in far}
+
+
+@pytest.mark.parametrize(
+    ("model", "near", "far", "mbits", "more"),
+    [
+        (FLUX, 8, 1, 100, {"updates": 2}),
+        (FLUX, 8, 8, 30, {}),
+        (SD3, 8, 1, 1, {"by_group": True}),
+        (FLUX, 8, 1, 10, {"mode": "disaggregated", "service": "rollout", "tag": 0}),
+        (QWEN, 8, 1, 300, {}),
+        *(
+            pytest.param(model, near, far, mbits, more, marks=pytest.mark.night)
+            for model in (FLUX, SD3, QWEN)
+            for near, far in ((1, 1), (8, 1), (8, 8), (32, 8))
+            for mbits in (1000, 300, 100, 30, 10, 1)
+            for more in ({}, {"by_group": True}, {"updates": 2}, {"max_staleness": 1})
+        ),
+    ],
+    ids=str,
+)
+def test_after_the_first_batch_far_devices_make_none_slower(
+    model: Model, near: int, far: int, mbits: float, more: dict[str, Any]
+) -> None:
+    run = simulated(model, near, far, mbits, **more)
+    assert max(slowdowns(run, simulated(model, near, 0, mbits, **more))) < 1.02
+    for batch in range(4):
+        rounds = [each for each in run.rounds if each.batch == batch]
+        assert len(rounds) <= 3 * run.plan.updates
+
+
+def test_far_devices_that_help_are_kept() -> None:
+    alone = simulated(FLUX, 8, 0, 1000)
+    assert slowdowns(simulated(FLUX, 8, 8, 100), alone)[-1] < 0.8
+
+
+def test_a_member_that_only_generates_says_what_its_sums_would_take() -> None:
+    run = simulated(FLUX, 8, 1, 100)
+    assert run.state.workers["far-0-a"].declines == (
+        "generates only: its sums would take 33 s at 100 Mbit/s"
+    )
+    assert (3, "far-0-a") in run.generated
+    run = simulated(FLUX, 8, 1, 10)
+    assert run.state.workers["far-0-a"].declines == (
+        "takes no part: its sums would take 334 s at 10 Mbit/s"
+    )
+
+
+@pytest.mark.parametrize(("before", "after"), [(100, 10), (10, 1000)])
+def test_from_the_third_batch_after_a_change_of_a_line_far_devices_make_none_slower(
+    before: float, after: float
+) -> None:
+    """A device is given work again by the rates of the versions that it fetches."""
+    run = simulated(FLUX, 8, 8, before, changes=[(3, after)], batches=10)
+    found = slowdowns(run, simulated(FLUX, 8, 0, before))
+    assert max(found[4:]) < 1.02
+    if after > before:
+        assert found[-1] < 0.65
+        assert reasons(run.state) == {("", "")}
+
+
+def test_noise_of_fast_lines_costs_no_device_its_work() -> None:
+    plan = examples.plan(num_groups=16, group_size=8, num_batches=4, mode="fluid")
+    members = [
+        Member(f"near-{n}-a", rate, FLUX.sample_s, FLUX.group_s)
+        for n, rate in enumerate((700, 800, 900, 1000, 1100, 1200, 1300, 1400))
+    ]
+    run = SlowLines(
+        replace(plan, trained_steps=6), {each.address: each for each in members},
+        FLUX.sum_bytes, False, FLUX.sample_bytes,
+    )  # fmt: skip
+    state = run.run(1e7)
+    assert state.phase == "finished"
+    assert not any(each.declines for each in state.workers.values())
+    assert all(len(each.shares) == 8 for each in run.rounds)
+
+
+def test_a_device_that_declines_work_does_it_if_nobody_else_can() -> None:
+    run = simulated(FLUX, 2, 1, 1)
+    far = run.state.workers["far-0-a"]
+    assert far.no_pieces and far.no_fragments
+    left = {"far-0-a": far}
+    state = replace(run.state, workers=type(run.state.workers)(left))
+    again = participation.readmit_last(run.plan, state, None, 0.0).workers["far-0-a"]
+    assert (again.no_pieces, again.no_fragments) == ("", "")
+
+
+def test_work_that_is_not_declined_makes_batches_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(participation, "decide", lambda plan, state: state)
+    alone = simulated(FLUX, 8, 0, 30)
+    assert max(slowdowns(simulated(FLUX, 8, 8, 30), alone)) > 1.1
