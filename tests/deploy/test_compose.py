@@ -347,3 +347,28 @@ def test_the_schedulers_image_can_do_its_work_and_has_no_torch(needs_docker: Non
     python = ("run", "--rm", "--network=none", "--entrypoint=python", "digenrl-scheduler", "-c")
     docker(*python, "import services.scheduler.shell.service")
     docker(*python, "import importlib.util, sys; sys.exit(bool(importlib.util.find_spec('torch')))")
+
+
+GPU: dict[str, Any] = yaml.safe_load((ROOT / "compose.gpu.yml").read_text())
+
+
+def test_one_container_has_all_gpus_and_takes_the_place_of_the_workers() -> None:
+    host = GPU["services"]["host"]
+    [devices] = host["deploy"]["resources"]["reservations"]["devices"]
+    assert devices == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+    assert {name for name, each in GPU["services"].items() if each.get("scale") == 0} == {
+        "rollout", "trainer", "reward",
+    }  # fmt: skip
+    assert host["shm_size"] and host["environment"]["DIGENRL_GPUS"] == "${DIGENRL_GPUS:-}"
+
+
+def test_the_container_of_a_host_has_no_more_rights_than_others_and_the_keys_of_its_roles() -> None:
+    host = GPU["services"]["host"]
+    for right in ("user", "read_only", "tmpfs", "cap_drop", "security_opt", "init", "restart"):
+        assert host[right] == SERVICES["rollout"][right]
+    mounts = [each for each in host["volumes"] if isinstance(each, dict)]
+    assert {each["target"]: each["volume"]["subpath"] for each in mounts} == {
+        f"/keys/{role}": role for role in ("rollout", "trainer", "reward", "encoder")
+    }
+    assert all(each["read_only"] for each in mounts)
+    assert "chown 65532:65532 /cache /models" in stages()["host"][1]
