@@ -30,7 +30,7 @@ EXAMPLE = "NAME:KIND=COUNT@UP/DOWN,RTTms in Mbit/s, e.g. lab:a100=16@100/100,40m
 SITE = re.compile(r"(?P<name>[^:]*):(?P<devices>[^@]*)@(?P<up>[^/]*)/(?P<down>[^,]*),(?P<rtt>.*)ms")
 PACKED_SHARE = 0.5
 """Bytes of media that are packed without loss, over their pixels'."""
-BATCHES = 3
+BATCHES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,8 @@ class SiteAdvice:
 
     site: Site
     use: SiteUse
+    declines: str
+    """Work that its devices do not get, and why; empty if they get all."""
     step_seconds: float
     seconds_without: float
 
@@ -46,6 +48,7 @@ class SiteAdvice:
         """Return this for programs, with bytes and seconds."""
         return {
             "site": asdict(self.site), "per_step": self.use._asdict(),
+            "declines": self.declines,
             "step_seconds": self.step_seconds, "seconds_without": self.seconds_without,
         }  # fmt: skip
 
@@ -53,10 +56,11 @@ class SiteAdvice:
         site, use = self.site, self.use
         work = [f"generate {use.samples:.0f} samples"] if use.samples else []
         work += ["train"] if use.sums else []
+        does = "; ".join(each for each in (" and ".join(work), self.declines) if each)
         return (
             f"site {site.name}: {site.count} {site.kind} behind {site.up / MBIT:g}/"
             f"{site.down / MBIT:g} Mbit/s, {2e3 * site.delay:g} ms, "
-            f"{' and '.join(work) or 'get no work'}; in a step {use.up / 1e6:,.0f} MB leave "
+            f"{does}; in a step {use.up / 1e6:,.0f} MB leave "
             f"and {use.down / 1e6:,.0f} MB come; {self.step_seconds:.3g} s/step, "
             f"{self.seconds_without:.3g} without it"
         )
@@ -106,27 +110,34 @@ def advise_sites(
     for site in sites:
         if (reason := fits(profile, site.kind, "rollout")) is not None:
             raise UserError(f"--site: {site.name}: {reason}")
-    first = {choice.schedule.mode: choice for choice in reversed(planned.choices)}
-
-    def best(some: Sequence[Site]) -> SimulationResult:
-        candidates = (
-            simulate(
-                profile, rollout=choice.split.rollout, trainer=choice.split.trainer, sites=each,
-                schedule=recipe.run_schedule.changed(
-                    mode=mode, max_staleness=choice.schedule.max_staleness
-                ),
-                sample_bytes=sample_bytes(recipe), batches=BATCHES,
-            )
-            for mode, choice in first.items() for each in _in_roles(profile, mode, some)
-        )  # fmt: skip
-        return min(candidates, key=lambda each: each.step_seconds)
-
-    whole = best(sites)
-    without = (best([other for other in sites if other is not each]) for each in sites)
-    return tuple(
-        SiteAdvice(site, whole.sites[site.name], whole.step_seconds, other.step_seconds)
-        for site, other in zip(sites, without, strict=True)
+    whole = best_step(planned, recipe, sites)
+    without = (
+        best_step(planned, recipe, [other for other in sites if other is not each])
+        for each in sites
     )
+    return tuple(
+        SiteAdvice(
+            site, whole.sites[site.name], whole.declines[site.name], whole.step_seconds,
+            other.step_seconds,
+        )
+        for site, other in zip(sites, without, strict=True)
+    )  # fmt: skip
+
+
+def best_step(planned: PlanResult, recipe: Recipe, sites: Sequence[Site]) -> SimulationResult:
+    """Simulate the best split of each mode with these sites, and return the fastest."""
+    first = {choice.schedule.mode: choice for choice in reversed(planned.choices)}
+    candidates = (
+        simulate(
+            planned.profile, rollout=choice.split.rollout, trainer=choice.split.trainer,
+            schedule=recipe.run_schedule.changed(
+                mode=mode, max_staleness=choice.schedule.max_staleness
+            ),
+            sites=each, sample_bytes=sample_bytes(recipe), batches=BATCHES, seed=None,
+        )
+        for mode, choice in first.items() for each in _in_roles(planned.profile, mode, sites)
+    )  # fmt: skip
+    return min(candidates, key=lambda each: each.step_seconds)
 
 
 def _in_roles(profile: Profile, mode: str, sites: Sequence[Site]) -> Iterator[Sequence[Site]]:

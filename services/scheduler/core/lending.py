@@ -85,8 +85,9 @@ def tag_inputs(
     plan: Plan, state: State, members: Sequence[WorkerState], size: int | None = None
 ) -> TagInputs:
     """Return the current batch as the model sees it, with learned costs, in fragments of its size
-    or of another."""
-    rollout = state.only_generate
+    or of another. A size is chosen for devices that all have the version: for those that wait for
+    it, a batch in large fragments is forecast too short."""
+    rollout, waits = state.only_generate, size is None
     trainer_queues = sum(member.lent_concurrency for member in members)
     if size is None:
         queues = sum(worker.concurrency for worker in rollout) + trainer_queues
@@ -98,7 +99,7 @@ def tag_inputs(
         groups=plan.num_groups,
         fragments_per_group=-(-plan.group_size // size),
         rollout=tuple(
-            sample_seconds(state, worker) * samples / worker.share
+            sample_seconds(state, worker) * samples / (worker.share if waits else 1.0)
             for worker in rollout
             for _ in range(worker.concurrency)
         ),

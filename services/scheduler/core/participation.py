@@ -24,6 +24,9 @@ SAME_LINE_FACTOR = 1.2
 """Slow lines whose seconds differ by less are one line: all of its members train, or do not."""
 MIN_LOSS = 0.01
 """Share of a batch that a line has to cost before its device declines work."""
+MIN_LATE_GAIN = 0.3
+"""Least gain of devices with a late version, over their gain without the delay: fragments for more
+devices are smaller, which costs the others time."""
 MIN_GAIN = 0.03
 """Share of a batch that a device has to gain before it is given work again."""
 
@@ -75,10 +78,14 @@ def decide(plan: Plan, state: State) -> State:
     if not members:
         return state
     training, seconds = _training(plan, lines, members)
+    waits = _waits(lines, training)
     changed = [
-        _decided(plan, each, each.worker.address in training, seconds, fluid.sum_bytes)
+        _decided(
+            plan, each, each.worker.address in training, seconds, fluid.sum_bytes,
+            _late_gain(plan, lines, waits, waits[each.worker.address]),
+        )
         for each in lines
-    ]
+    ]  # fmt: skip
     changed = [each for each in changed if each != state.workers[each.address]]
     return replace(state, workers=state.workers.changed(changed)) if changed else state
 
@@ -180,11 +187,7 @@ def batch_seconds(
 ) -> BatchSeconds:
     """Forecast a batch in which these members train, and all devices generate that do so."""
     members = [each for each in lines if each.worker.address in training]
-    waits = {
-        each.worker.address: 0.0 if each.worker.address in training else each.version
-        for each in lines
-    }
-    generated = _generated(plan, lines, waits)
+    generated = _generated(plan, lines, _waits(lines, training))
     rate = sum(1 / each.group for each in members if each.group)
     trained = plan.num_groups / rate if rate else 0.0
     exchanged = plan.updates * _exchange_seconds(members)
@@ -193,6 +196,26 @@ def batch_seconds(
         work = max(generated + trained / plan.num_groups, trained)
     total = max(work, trained + exchanged) if plan.early_groups else work + exchanged
     return BatchSeconds(generated, work, total)
+
+
+def _waits(lines: Sequence[DeviceLine], training: Collection[str]) -> dict[str, float]:
+    """Return the seconds until each device has the version."""
+    return {
+        each.worker.address: 0.0 if each.worker.address in training else each.version
+        for each in lines
+    }
+
+
+def _late_gain(
+    plan: Plan, lines: Sequence[DeviceLine], waits: Mapping[str, float], wait: float
+) -> float:
+    """Return the seconds that devices with this wait save, over those without the wait."""
+    earlier = [each for each in lines if waits[each.worker.address] < wait]
+    both = [each for each in lines if waits[each.worker.address] <= wait]
+    at_once = {address: each if each < wait else 0.0 for address, each in waits.items()}
+    alone, late = _generated(plan, earlier, waits), _generated(plan, both, waits)
+    possible = alone - _generated(plan, both, at_once)
+    return (alone - late) / possible if alone and possible > 0 else 1.0
 
 
 def _generated(plan: Plan, lines: Sequence[DeviceLine], waits: Mapping[str, float]) -> float:
@@ -218,7 +241,7 @@ def _exchange_seconds(members: Sequence[DeviceLine]) -> float:
 
 
 def _decided(
-    plan: Plan, line: DeviceLine, trains: bool, seconds: BatchSeconds, size: int
+    plan: Plan, line: DeviceLine, trains: bool, seconds: BatchSeconds, size: int, gain: float
 ) -> WorkerState:
     """Return a device with the reasons for which it gets no pieces, or no fragments."""
     worker = line.worker
@@ -230,10 +253,10 @@ def _decided(
         no_pieces = f"its sums would take {_at_rate(max(line.up, line.down), size)}"
     wait = 0.0 if is_member and not no_pieces else line.version
     end = seconds.work if plan.early_groups or has_loans(plan) else seconds.generated
-    limit = end * ((1 - MIN_GAIN) if worker.no_fragments else 1.0)
+    margin = MIN_GAIN if worker.no_fragments else 0.0
     if worker.concurrency and wait > MIN_LOSS * end:
         share = max(MIN_LOSS, 1 - wait / end)
-        if wait + line.latency >= limit:
+        if wait + line.latency >= end * (1 - margin) or gain < MIN_LATE_GAIN + margin:
             no_fragments = f"a version takes {wait:,.0f} s to arrive"
     return replace(worker, no_pieces=no_pieces, no_fragments=no_fragments, share=share)
 

@@ -89,7 +89,7 @@ def _forecast_members(plan: Plan, state: State, members: list[WorkerState], size
     members = sorted(members, key=lambda each: not each.concurrency)  # those last that only train
     gradient = [costs.gradient_seconds(w.address) or 1.0 for w in members]
     members = [each for each in members if each.concurrency]
-    seconds = [sample_seconds(state, w) * samples / w.share for w in (*members, *rollout)]
+    seconds = [sample_seconds(state, w) * samples for w in (*members, *rollout)]
     levels = _levels(seconds), _levels(gradient)
     both = zip(seconds[: len(members)], gradient, strict=False)
     lanes = tuple((levels[0][a], levels[1][b]) for a, b in both)

@@ -44,6 +44,8 @@ class SimulationResult:
     """Samples that were generated and not trained, over those that were trained."""
     sites: Mapping[str, SiteUse]
     """Name of a far site -> its work per batch."""
+    declines: Mapping[str, str]
+    """The same -> work that one of its devices does not get in the end, and why."""
 
     @property
     def utilisation(self) -> float:
@@ -155,6 +157,7 @@ def measure(
         staleness=_staleness([group for commit in commits for group in commit.trained]),
         discarded=_discarded(cluster, batch_samples),
         sites={name: whole.site_use(name) for name in cluster.sites},
+        declines={name: _declines(cluster, name) for name in cluster.sites},
     )
 
 
@@ -263,6 +266,12 @@ def _num_helped(groups: Sequence[TrainGroup]) -> int:
     """Samples that the trainer generated."""
     fragments = [fragment for group in groups for fragment in group.fragments]
     return sum(f.fragment.num_samples for f in fragments if _is_trainer(f.generated_by))
+
+
+def _declines(cluster: Cluster, name: str) -> str:
+    state, site = cluster.scheduler.state, cluster.sites[name]
+    workers = (state.workers[each.address] for each in cluster.devices if each.site is site)
+    return next((each.declines for each in workers if each.declines), "")
 
 
 def _staleness(groups: Sequence[TrainGroup]) -> dict[int, float]:

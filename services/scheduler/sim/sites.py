@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from services.scheduler.core.inputs import LinkMeasured
+from services.scheduler.core.fluid.events import LinkMeasured, VersionLoaded
 from services.scheduler.sim.broker import Broker
 from services.scheduler.sim.history import History
 from services.scheduler.sim.timing import Timing
@@ -115,7 +115,7 @@ class SimSite:
 
     site: Site
     world: World
-    handle: Callable[[LinkMeasured], None]
+    handle: Callable[[LinkMeasured | VersionLoaded], None]
     version: int = -1
     """Newest version that is at the site."""
     up: Line = field(init=False)
@@ -164,6 +164,7 @@ class SimSite:
 
         def arrived() -> None:
             self.version, self._fetch = version, None
+            self.handle(VersionLoaded(address, version))
             then()
 
         self._waiting[address] = arrived

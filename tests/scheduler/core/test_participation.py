@@ -165,3 +165,13 @@ def test_work_that_is_not_declined_makes_batches_slower(monkeypatch: pytest.Monk
     monkeypatch.setattr(participation, "decide", lambda plan, state: state)
     alone = simulated(FLUX, 8, 0, 30)
     assert max(slowdowns(simulated(FLUX, 8, 8, 30), alone)) > 1.1
+
+
+@pytest.mark.parametrize(("mbits", "kept"), [(14, False), (30, True)])
+def test_late_devices_generate_if_they_gain_enough(mbits: float, kept: bool) -> None:
+    """Without them a batch is generated in 256 s; a version takes 239 or 111 s."""
+    pool: dict[str, Any] = {"service": "rollout", "mode": "disaggregated", "tag": 0}
+    state = simulated(FLUX, 2, 8, mbits, **pool).state
+    wait = "" if kept else "takes no part: a version takes 239 s to arrive"
+    far = (each for each in state.workers.values() if each.name.startswith("far"))
+    assert {each.declines for each in far} == {wait}

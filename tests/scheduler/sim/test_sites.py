@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.core.inputs import LinkMeasured
+from services.scheduler.core.fluid.events import LinkMeasured, VersionLoaded
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.sim.measured import SimulationResult
 from services.scheduler.sim.profiled import simulate
@@ -78,8 +78,8 @@ def test_a_line_is_never_idle_and_never_faster_than_its_rate(
 
 
 def test_a_site_fetches_a_version_once_and_an_older_one_no_longer() -> None:
-    world, links, come = World(), list[LinkMeasured](), list[tuple[str, float]]()
-    site = SimSite(lab(8), world, links.append)
+    world, reports, come = World(), list[object](), list[tuple[str, float]]()
+    site = SimSite(lab(8), world, reports.append)
 
     def fetch(version: int, name: str) -> None:
         site.fetch(version, 10e6, name, lambda: come.append((name, world.now)))
@@ -90,8 +90,12 @@ def test_a_site_fetches_a_version_once_and_an_older_one_no_longer() -> None:
     assert come == [("a", 15.0), ("b", 15.0), ("c", 20.0)]
     assert site.version == 2
     assert site.down.num_bytes == pytest.approx(15e6)
+    links = [each for each in reports if isinstance(each, LinkMeasured)]
     assert [(each.address, each.up) for each in links] == [("a", None), ("b", None)]
     assert [each.down for each in links] == pytest.approx([1e-6, 1e-6])
+    assert [each for each in reports if each not in links] == [
+        VersionLoaded("a", 2), VersionLoaded("b", 2)
+    ]  # fmt: skip
 
 
 def test_a_line_that_is_fast_enough_costs_nothing() -> None:

@@ -1,0 +1,61 @@
+"""A far site of 16 A100 beside 8 H100 that train and 4 A100 that generate, over lines of any rate.
+
+With the costs that were published when the goals were set (`cost_profiles`); `-m slow` compares the
+present costs as well.
+"""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from services.scheduler.costs.profile import load_profile
+from services.scheduler.sim.measured import SimulationResult
+from services.scheduler.sim.profiled import simulate
+from services.scheduler.sim.sites import Site
+from shared.recipe.schedule import RunSchedule
+
+PROFILES = Path(__file__).parent / "cost_profiles"
+FLUX, QWEN = "flux1-dev", "qwen-image"
+PIXELS = {FLUX: 720, QWEN: 512}
+STATES = {FLUX: 10, QWEN: 3}
+MAX_SLOWDOWN = 1.02
+
+
+def sample_bytes(model: str) -> int:
+    """States of 16 channels in bfloat16, an eighth of the picture each way, and half of its
+    pixels."""
+    pixels = PIXELS[model] ** 2
+    return STATES[model] * 16 * pixels // 64 * 2 + 3 * pixels // 2
+
+
+@cache
+def step(model: str, mbits: float | None, *, present: bool = False) -> SimulationResult:
+    """Simulate after the first two batches; ``mbits``: None without the site."""
+    rate = 1e6 / 8 * (mbits or 0)
+    site = Site(name="lab", kind="A100", count=16, up=rate, down=rate, delay=0.02)
+    return simulate(
+        load_profile(model if present else PROFILES / f"{model}.json"),
+        rollout={"A100": 4}, trainer={"H100": 8}, schedule=RunSchedule(tag="off"),
+        sites=[site] if mbits else [], sample_bytes=sample_bytes(model), warm_up=2, batches=2,
+        seed=None,
+    )  # fmt: skip
+
+
+GOALS = [(FLUX, 100, 192), (FLUX, 30, 345), (FLUX, 10, 474), (QWEN, 30, 424)]
+
+
+@pytest.mark.parametrize(("model", "mbits", "seconds"), GOALS)
+def test_a_far_site_brings_what_its_line_lets_it(model: str, mbits: float, seconds: float) -> None:
+    found = step(model, mbits)
+    assert found.step_seconds <= seconds
+    assert found.step_seconds <= MAX_SLOWDOWN * step(model, None).step_seconds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [FLUX, QWEN])
+@pytest.mark.parametrize("mbits", [1000, 300, 100, 30, 10, 3, 1])
+def test_by_present_costs_a_site_never_slows_a_batch(model: str, mbits: float) -> None:
+    found, alone = (step(model, each, present=True).step_seconds for each in (mbits, None))
+    print(f"{model} at {mbits} Mbit/s: {found:.0f} s, {alone:.0f} without the site")  # noqa: T201
+    assert found <= MAX_SLOWDOWN * alone
