@@ -166,6 +166,14 @@ def write_tables(
         page.write_text(text)
 
 
+@bench.command("lines")
+def write_lines() -> None:
+    """Simulate sites behind lines, and write the table of docs/far-apart.md."""
+    from bench.lines import write
+
+    write()
+
+
 @bench.command("compare")
 def compare(
     results: Annotated[Path, typer.Argument(help="folder of new results")] = Path(
