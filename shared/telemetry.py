@@ -54,6 +54,16 @@ SHARED_BYTES = Counter(
     ["source"],
 )
 
+TRANSFERRED_BYTES = Counter(
+    "digenrl_transferred_bytes_total", "Bytes of objects stored (up) and read (down)", ["direction"]
+)
+
+TRANSFER_SECONDS = Counter(
+    "digenrl_transfer_seconds_total",
+    "Seconds in which at least one object was under way, by direction",
+    ["direction"],
+)
+
 DIGESTED_BYTES = Counter(
     "digenrl_digested_bytes_total",
     "Bytes of which a sha256 was taken, of objects or of weights",

@@ -101,6 +101,7 @@ class RunReading(View):
             *([self.bottleneck] if self.bottleneck else []),
             *([self.throughput] if self.throughput else []),
             *([f"workers: {workers}"] if workers else []),
+            *(f"{each.worker} {each.declines}" for each in self.workers if each.declines),
         ]
 
 

@@ -128,6 +128,16 @@ def describe_shortage(worker: "WorkerView") -> str:
     return f"{shortage.what}; since then {shortage.since}; {shortage.remedy}"
 
 
+def describe_line(worker: "WorkerView") -> str:
+    """Return the measured rates and the round trip of a worker's line; empty before the first
+    transfer."""
+    rates = ((worker.mbits_up, "up"), (worker.mbits_down, "down"))
+    known = [f"{rate:,.3g} Mbit/s {way}" for rate, way in rates if rate]
+    if known and worker.round_trip_seconds:
+        known.append(f"{1000 * worker.round_trip_seconds:.0f} ms")
+    return ", ".join(known)
+
+
 def drained_counts(workers: "Sequence[WorkerView]") -> dict[str, str]:
     """Return in words, by service, how many workers get nothing new; without other services."""
     counts: dict[str, Counter[str]] = {}

@@ -6,6 +6,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from digenrl.reading.wording import (
+    describe_line,
     describe_shortage,
     describe_work,
     drained_counts,
@@ -31,7 +32,14 @@ def templates() -> Environment:
     )  # fmt: skip
     environment.globals |= {
         each.__name__: each
-        for each in (describe_shortage, describe_work, drained_counts, time_left, worker_counts)
+        for each in (
+            describe_line,
+            describe_shortage,
+            describe_work,
+            drained_counts,
+            time_left,
+            worker_counts,
+        )
     }
     environment.filters |= {"figure": figure, "linked": linked}
     return environment

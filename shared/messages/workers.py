@@ -138,6 +138,8 @@ class WorkerStatus(Record):
     """Newest version of which a device that only generates has the weights."""
     sent: Transferred | None = Field(default=None, exclude_if=is_none)
     received: Transferred | None = Field(default=None, exclude_if=is_none)
+    round_trip: Seconds | None = Field(default=None, exclude_if=is_none)
+    """Seconds of its quickest transfer: about a round trip to the object store."""
     versions: dict[Text, Text] = Field(default_factory=dict, max_length=64, exclude_if=is_empty)
     """Versions of the libraries that it computes with, and of Python."""
 

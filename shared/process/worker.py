@@ -217,6 +217,7 @@ class Worker:
             staged=self.staged,
             sent=_transferred(self.traffic.up),
             received=_transferred(self.traffic.down),
+            round_trip=self.traffic.round_trip,
             host=self.host,
             site=self.site,
             url=self.url,

@@ -3,6 +3,7 @@
 Seconds in which several objects are under way count once, so that bytes per second are the line's.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator
@@ -10,6 +11,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 
 from shared.store.backend import PIECE
+from shared.telemetry import TRANSFER_SECONDS, TRANSFERRED_BYTES
 
 MIN_BYTES, MIN_SECONDS = 1 << 20, 1.0
 """A smaller and faster transfer measures the round trip, not the line."""
@@ -51,8 +53,11 @@ class Pace:
 class Meter:
     """Counts the transfers in one direction."""
 
+    direction: str = "down"
     num_bytes: int = 0
     seconds: float = 0.0
+    quickest: float = math.inf
+    """Seconds of the quickest transfer: about a round trip, once any was small."""
     _new_bytes: int = 0
     _new_seconds: float = 0.0
     _num_open: int = 0
@@ -70,6 +75,7 @@ class Meter:
         """Count a transfer. One that is cancelled counts as whole: the line is no faster. One that
         fails does not count."""
         self._note(1)
+        began = self._noted_at
         try:
             yield
         except Exception:
@@ -80,6 +86,8 @@ class Meter:
             self._end(size)
             raise
         self._end(size)
+        if size:
+            self.quickest = min(self.quickest, self._noted_at - began)
 
     async def counted(self, chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
         """Yield chunks, and count them as they arrive."""
@@ -101,6 +109,8 @@ class Meter:
         if self._new_bytes and (self._new_bytes >= MIN_BYTES or self._new_seconds >= MIN_SECONDS):
             self.num_bytes += self._new_bytes
             self.seconds += self._new_seconds
+            TRANSFERRED_BYTES.labels(direction=self.direction).inc(self._new_bytes)
+            TRANSFER_SECONDS.labels(direction=self.direction).inc(self._new_seconds)
             self._newest.append((self._new_bytes, self._new_seconds))
             self._new_bytes, self._new_seconds = 0, 0.0
 
@@ -114,5 +124,11 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    up: Meter = field(default_factory=Meter)
-    down: Meter = field(default_factory=Meter)
+    up: Meter = field(default_factory=lambda: Meter("up"))
+    down: Meter = field(default_factory=lambda: Meter("down"))
+
+    @property
+    def round_trip(self) -> float | None:
+        """Seconds of the quickest transfer; None before the first."""
+        quickest = min(self.up.quickest, self.down.quickest)
+        return quickest if math.isfinite(quickest) else None

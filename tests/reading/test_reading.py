@@ -56,3 +56,9 @@ def test_a_worker_is_called_slow_only_if_it_holds_up_others_or_is_unlike_its_equ
     found = slowest("waiting_for_reward", 0.9, 0.1, 0.1)
     assert found is not None and found.is_far_slower
     assert slowest("waiting_for_reward", 0.9, 0.1, 0.1, device="H100") is None, "by nature"
+
+
+def test_the_lines_name_what_a_device_declines_with_the_reason() -> None:
+    reason = "generates only: its sums would take 334 s at 10 Mbit/s"
+    found = read(facts(workers=[worker(worker="trainer-8", declines=reason)]))
+    assert found.lines()[-1] == f"trainer-8 {reason}"

@@ -48,6 +48,8 @@ class Display:
     rewards: list[float] = field(default_factory=list)
     _shortages: dict[str, str] = field(default_factory=dict)
     """Newest shortage of memory of each worker, as it was shown."""
+    _declined: dict[str, str] = field(default_factory=dict)
+    """Work that each worker declines, as it was shown."""
     _last_step: int = -1
     _written: RunView | None = None
     _live: Live | None = None
@@ -125,6 +127,10 @@ class Display:
             if line and self._shortages.get(worker.worker) != line:
                 self._shortages[worker.worker] = line
                 self.warn(f"{worker.worker} was out of memory: {line}")
+            declined = worker.declines.partition(":")[0]
+            if declined != self._declined.get(worker.worker, ""):
+                self._declined[worker.worker] = declined
+                self.warn(f"{worker.worker} {worker.declines or 'is given all work again'}")
 
     def _render(self, reading: RunReading, share: str) -> Group:
         [task] = self._progress.task_ids

@@ -115,6 +115,9 @@ class WorkerView(View):
         lent=False, loan_number=None,
         seconds_per_sample=0.42, num_in_hand=2, seconds_per_gradient=None,
         seconds_since_seen=0.3, memory_shortage=None,
+        bytes_up=125_000_000, seconds_up=100.0, mbits_up=10.0, bytes_down=836_000_000,
+        seconds_down=668.8, mbits_down=10.0, round_trip_seconds=0.05,
+        declines="generates only: its sums would take 334 s at 10 Mbit/s",
         versions={"python": "3.11.9", "torch": "2.10.0", "diffusers": "0.42.1"},
     )  # fmt: skip
 
@@ -171,6 +174,22 @@ class WorkerView(View):
     """Seconds since its newest report."""
     memory_shortage: MemoryShortageView | None
     """The newest shortage of its device's memory; null if everything has fitted."""
+    bytes_up: int = 0
+    """Bytes of the objects that it has stored since its start."""
+    seconds_up: float = 0.0
+    """Seconds in which any object was under way."""
+    mbits_up: float | None = None
+    """Measured rate of its line on the way up, in Mbit/s; null before the first transfer."""
+    bytes_down: int = 0
+    """Bytes of the objects that it has read since its start."""
+    seconds_down: float = 0.0
+    """Seconds in which any object was under way."""
+    mbits_down: float | None = None
+    """Measured rate of its line on the way down, in Mbit/s; null before the first transfer."""
+    round_trip_seconds: float | None = None
+    """Seconds of its quickest transfer: about a round trip to the object store."""
+    declines: str = ""
+    """Work that it is not given because of its line, and why; empty if it is given all work."""
 
 
 class TagDecisionView(View):

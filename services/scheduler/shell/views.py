@@ -3,11 +3,12 @@
 import itertools
 import time
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from services.scheduler.core.device_queues import sample_seconds
 from services.scheduler.core.lending import lendable
 from services.scheduler.core.state import BatchState, Plan, Stage, State, TagRecord
-from services.scheduler.core.tag.estimates import Estimate
+from services.scheduler.core.tag.estimates import Costs, Estimate
 from services.scheduler.core.throughput import forecast_batch
 from services.scheduler.core.usage import uses
 from services.scheduler.core.waiting import queues
@@ -173,7 +174,22 @@ def _worker_view(
         num_in_hand=0 if worker is None else len(worker.assigned),
         seconds_per_gradient=costs.gradient.get(status.address, NO_ESTIMATE).value,
         seconds_since_seen=round(now - last.at, 3),
+        **_line_fields(status, costs),
+        declines="" if worker is None else worker.declines,
     )
+
+
+def _line_fields(status: WorkerStatus, costs: Costs) -> dict[str, Any]:
+    """Return what a worker's line has carried, and its learned rates."""
+    fields: dict[str, Any] = {"round_trip_seconds": status.round_trip}
+    for direction, carried, known in (
+        ("up", status.sent, costs.up), ("down", status.received, costs.down),
+    ):  # fmt: skip
+        each = known.get(status.address, NO_ESTIMATE).seconds
+        fields[f"bytes_{direction}"] = 0 if carried is None else carried.num_bytes
+        fields[f"seconds_{direction}"] = 0.0 if carried is None else carried.seconds
+        fields[f"mbits_{direction}"] = round(8e-6 / each, 3) if each else None
+    return fields
 
 
 def tag_view(scheduler: Scheduler) -> TagView:

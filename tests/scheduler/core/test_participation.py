@@ -5,9 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.scheduler.core import participation
 from services.scheduler.core.state import State
+from services.scheduler.core.tag.estimates import Costs
 from tests import examples
 from tests.scheduler.core.slow_lines import NEAR_MBIT, Member, SlowLines
 
@@ -175,3 +178,33 @@ def test_late_devices_generate_if_they_gain_enough(mbits: float, kept: bool) -> 
     wait = "" if kept else "takes no part: a version takes 239 s to arrive"
     far = (each for each in state.workers.values() if each.name.startswith("far"))
     assert {each.declines for each in far} == {wait}
+
+
+@given(st.lists(st.floats(0.9, 1.1), min_size=5, max_size=5), st.floats(1, 1000))
+def test_a_line_s_rate_is_known_within_15_percent_after_five_transfers(
+    noise: list[float], mbits: float
+) -> None:
+    costs, each = Costs(), 8 / (mbits * 1e6)
+    for factor in noise:
+        costs = costs.observe_link("far", None, factor * each)
+    assert costs.down_seconds("far") == pytest.approx(each, rel=0.15)
+
+
+def test_five_transfers_show_a_drop_of_a_line_and_one_slow_transfer_is_noise() -> None:
+    costs = Costs()
+    for _ in range(20):
+        costs = costs.observe_link("far", 8e-8, 8e-8)
+    costs = costs.observe_link("far", 8e-7, 8e-7)
+    assert costs.sum_seconds("far") == pytest.approx(1.6e-7)
+    for _ in range(4):
+        costs = costs.observe_link("far", 8e-7, 8e-7)
+    assert costs.up_seconds("far") == pytest.approx(8e-7, rel=0.15)
+
+
+def test_the_way_up_of_a_device_that_sends_nothing_changes_as_its_way_down() -> None:
+    costs = Costs()
+    for _ in range(5):
+        costs = costs.observe_link("far", 8e-7, 8e-8)
+    for _ in range(12):
+        costs = costs.observe_link("far", None, 8e-9, sends=False)
+    assert costs.up_seconds("far") == pytest.approx(8e-8, rel=0.1)
