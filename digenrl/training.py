@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from digenrl.api.client import Client
+from digenrl.local.processes.gpus import visible_gpus
 from digenrl.reward_server import Reward, RewardServer
 from shared.errors import UserError
 from shared.learning.prompts import read_prompts
@@ -166,7 +167,8 @@ def _prompts_file(prompts: Prompts, file: Path) -> Path:
 def _write(file: Path, base: str | Path | None, tables: Mapping[str, Any]) -> None:
     """Write a recipe, and fetch the model that it names on the hub."""
     if base is None:
-        tables = {**DEFAULTS, **tables}
+        device = {} if visible_gpus() else {"model.device": "cpu"}
+        tables = {**DEFAULTS, **device, **tables}
     else:  # one that comes with DigenRL has no file here
         tables = {"base": Path(base).resolve() if Path(base).exists() else base, **tables}
     file.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in tables.items()))

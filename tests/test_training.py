@@ -107,6 +107,20 @@ def test_what_is_wrong_is_raised_before_anything_is_trained(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["train.inputs"]
 
 
+@pytest.mark.parametrize(("gpus", "on_cpu"), [("", True), ("0", False)])
+def test_a_run_without_a_recipe_uses_the_cpu_if_there_is_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: str, on_cpu: bool
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    with pytest.raises(digenrl.TrainingFailed, match="grups: unknown key"):
+        digenrl.train(
+            model=tmp_path, prompts=ROWS, reward={"name": "noise", "type": "jpeg-compressibility"},
+            runs=tmp_path, keys={"batch.grups": 3},
+        )  # fmt: skip
+    recipe = (tmp_path / "train.inputs" / "recipe.toml").read_text()
+    assert ('model.device = "cpu"' in recipe) == on_cpu
+
+
 def test_prompts_and_reward_may_be_files(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     asked = list[str]()

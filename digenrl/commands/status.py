@@ -14,7 +14,7 @@ from digenrl.commands.options import (
     SchedulerAddress,
     TokenFile,
 )
-from digenrl.local.runs import Run, find_run
+from digenrl.local.runs import Run, find_run, read_progress
 
 if TYPE_CHECKING:
     from digenrl.api.client import Client
@@ -39,6 +39,8 @@ def status(
     with connect(target, scheduler, token_file, services=("page", "scheduler")) as connection:
         reading = read_run(connection)
     lines = reading.model_copy(update={"run": target.name}).lines()  # a folder may be renamed
+    if target.is_local and read_progress(target.folder).state == "reporting":
+        lines.insert(1, "`digenrl up` evaluates the first and the last version, for the report.")
     typer.echo(reading.model_dump_json(indent=1) if as_json else "\n".join(lines))
 
 

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, NamedTuple, TextIO
 
 from shared.errors import UserError
 
@@ -31,6 +31,14 @@ class RunInProgress(UserError):
     """Another process holds the lock of the run."""
 
 
+class StoreNote(NamedTuple):
+    """Contents of STORE_NOTE."""
+
+    process: int
+    is_live: bool
+    named: dict[str, str]
+
+
 def lock_run(runs: Path, name: str) -> TextIO:
     """Lock a run until the returned file is closed.
 
@@ -43,24 +51,33 @@ def lock_run(runs: Path, name: str) -> TextIO:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
-        raise RunInProgress(
-            f"run.name: the run {name!r} is in progress in another process; "
-            "wait for its end, or stop it"
-        ) from error
+        note = read_store_note(runs / name)
+        cause = "is in progress in another process; wait for its end, or stop it"
+        if note is not None and not note.is_live:
+            cause = f"is open in `digenrl view` or another command; end its process {note.process}"
+        raise RunInProgress(f"run.name: the run {name!r} {cause}") from error
     return lock
 
 
 def in_progress(folder: Path) -> bool:
     """Whether `digenrl up` on this host is running the run in ``folder``."""
-    try:
-        process, is_live, _ = json.loads((folder / STORE_NOTE).read_text())
-        os.kill(process, 0)
-        lock_run(folder.parent, folder.name).close()
-    except RunInProgress:
-        return bool(is_live)
-    except (OSError, ValueError):
-        pass
+    note = read_store_note(folder)
+    with contextlib.suppress(OSError):
+        try:
+            lock_run(folder.parent, folder.name).close()
+        except RunInProgress:
+            return note is not None and note.is_live
     return False
+
+
+def read_store_note(folder: Path) -> StoreNote | None:
+    """Return the note of the process that has started the run's store; None if it has ended."""
+    try:
+        note = StoreNote(*json.loads((folder / STORE_NOTE).read_text()))
+        os.kill(note.process, 0)  # a killed process has left its note
+    except (OSError, ValueError, TypeError):
+        return None
+    return note
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """Starts the object store of a run of `digenrl up` for as long as a command needs it."""
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from digenrl.local.brokers.embedded import plan_brokers
 from digenrl.local.limits import BROKER_STOP_S
 from digenrl.local.processes.child_logs import reason_in
 from digenrl.local.processes.program import Program, rejection, wait_ready
-from digenrl.local.runs import STORE_NOTE, Run, RunInProgress, lock_run, noted_store
+from digenrl.local.runs import Run, RunInProgress, lock_run, noted_store, read_store_note
 from digenrl.local.secrets.keys import load_keys
 from shared.errors import Unavailable
 from shared.process.linux import die_with_parent
@@ -80,15 +79,10 @@ def _started_by_another(folder: Path, error: RunInProgress, *, reads: bool) -> d
     Raises:
         RunInProgress: if none has, or its run is in progress and the caller does more than read.
     """
-    named: dict[str, str]
-    try:
-        process, is_live, named = json.loads((folder / STORE_NOTE).read_text())
-        os.kill(process, 0)  # one that was killed has left its note
-    except (OSError, ValueError):
+    note = read_store_note(folder)
+    if note is None or (note.is_live and not reads):
         raise error from None
-    if is_live and not reads:
-        raise error
-    return named
+    return note.named
 
 
 @contextmanager

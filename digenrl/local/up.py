@@ -281,25 +281,25 @@ async def _watch(
         if run is not None and workers is not None:
             RunProgress.from_view(run).write(local.folder)
             load = await api.get("/v1/load") if display.shows else None
-            display.update(
-                RunView.model_validate(run),
-                [WorkerView.model_validate(each) for each in workers],
-                None if load is None else LoadView.model_validate(load),
-            )
-            _record_work(supervisor, workers)
-            if is_flawless and run["num_dead_letters"]:
-                is_flawless = False
-                await _tell_failure("a first attempt has failed", display, api)
             phase = run["phase"]
+            _record_work(supervisor, workers)
             if resume and phase in ("paused", "stopped", "failed"):
                 # An operator or a failure has stopped the run before this start.
                 await api.resume()
                 resume = False
-            elif phase in ("finished", "stopped", "failed"):
-                await _tell_failure(run["failure"], display, api)
-                return phase  # type: ignore[no-any-return]
-            elif phase == "running":
-                resume = False
+            else:
+                resume = resume and phase != "running"
+                display.update(
+                    RunView.model_validate(run),
+                    [WorkerView.model_validate(each) for each in workers],
+                    None if load is None else LoadView.model_validate(load),
+                )
+                if is_flawless and run["num_dead_letters"]:
+                    is_flawless = False
+                    await _tell_failure("a first attempt has failed", display, api)
+                if phase in ("finished", "stopped", "failed"):
+                    await _tell_failure(run["failure"], display, api)
+                    return phase  # type: ignore[no-any-return]
         if evaluation is not None:
             await evaluation.look()
         await mender.look(supervisor)

@@ -90,6 +90,13 @@ class RunReading(View):
     evaluations: list[EvaluationView]
     """Evaluated versions, the oldest first."""
 
+    @property
+    def queues(self) -> str:
+        """Return how many samples wait for what; empty if none waits."""
+        queues = self.load.queues if self.load else []
+        waiting = [f"{each.samples} {each.queue.replace('_', ' ')}" for each in queues]
+        return f"waiting: {', '.join(waiting)}" if any(each.samples for each in queues) else ""
+
     def lines(self) -> list[str]:
         """Return the reading as a person reads it."""
         left = "" if self.eta_seconds is None else f", {time_left(self.eta_seconds)} left"
@@ -100,6 +107,7 @@ class RunReading(View):
             *(f"! {alarm}" for alarm in self.alarms),
             *([self.bottleneck] if self.bottleneck else []),
             *([self.throughput] if self.throughput else []),
+            *([self.queues] if self.queues else []),
             *([f"workers: {workers}"] if workers else []),
             *(f"{each.worker} {each.declines}" for each in self.workers if each.declines),
         ]

@@ -125,7 +125,7 @@ class Report:
             log = Log.of_run(self.store, self.recipe.run.name)
             await log.look()
             summary.warnings += {
-                str(entry.reason): None
+                f"while the run was in progress: {entry.reason}": None
                 for entry in log.newest_first
                 if isinstance(entry, Alarm) and entry.what == NO_DEVICE_WORKS and entry.firing
             }
@@ -155,7 +155,7 @@ class Report:
         from digenrl.evaluation.run import RunEvaluator, trained_weights
 
         first, last = self.chain[0], self.chain[-1]
-        with EvaluationBar(self.console) as shown:
+        with EvaluationBar(self.console, self.recipe.evaluation.samples_per_prompt) as shown:
             evaluator = RunEvaluator(
                 self.store, self.recipe, worker="report", progress=shown.progress
             )

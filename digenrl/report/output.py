@@ -78,8 +78,8 @@ def make_table(summary: Summary, rows: Mapping[str, str]) -> Table:
 
 
 class EvaluationBar:
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, samples_per_prompt: int) -> None:
+        self._console, self._samples_per_prompt = console, samples_per_prompt
         self._bars = Progress(
             TextColumn("evaluating {task.description}"),
             BarColumn(bar_width=40),
@@ -112,3 +112,7 @@ class EvaluationBar:
     def progress(self, done: int, total: int) -> None:
         """Show how many prompts of that version are done. May be called in any thread."""
         self._bars.update(self._bars.task_ids[-1], completed=done, total=total)
+        if done == total:
+            each = self._samples_per_prompt
+            line = f"scoring {total * each} samples (evaluation.samples_per_prompt = {each})"
+            self._console.print(line, highlight=False)

@@ -59,6 +59,14 @@ def test_a_line_says_what_a_step_waits_for_and_the_last_one_that_the_run_is_fini
     ]
 
 
+def test_a_paused_run_waits_for_no_service() -> None:
+    plain = io.StringIO()
+    display = Display(Console(file=plain, width=160), "url", "logs")
+    with display.shown():
+        display.update(run(phase="paused", step=3, waiting_for="operator"), [])
+    assert plain.getvalue() == "step 3/30  reward 0.500  paused\n"
+
+
 def test_with_quantised_weights_a_line_says_how_much_the_samples_count() -> None:
     plain = io.StringIO()
     display = Display(Console(file=plain, width=160), "url", "logs", weighted=True)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from digenrl.commands import cli
 from digenrl.local.checking import preflight
-from digenrl.local.runs import find_run, runs_in
+from digenrl.local.runs import RunProgress, find_run, lock_run, noted_store, runs_in
 from digenrl.local.store import run_store
 from shared.errors import UserError
 from shared.process.settings import Endpoints
@@ -75,6 +75,18 @@ def test_a_prefix_of_a_store_names_a_run(stored: Path, given: str) -> None:
     with pytest.raises(UserError, match=r"--scheduler: .* is no run of `digenrl up`"):
         invoke("pause", given)
     assert "DIGENRL_STORE_URL" not in os.environ
+
+
+def test_status_of_a_finished_run_names_the_report_in_progress(tmp_path: Path) -> None:
+    run = Run(tmp_path / "objects").begin()
+    run.commit(3)
+    folder = local(tmp_path / "runs", RUN)
+    RunProgress("reporting", 3, 3).write(folder)
+    environment = {"DIGENRL_STORE_URL": (tmp_path / "objects").as_uri()}
+    with lock_run(folder.parent, folder.name), noted_store(folder, environment):
+        lines = invoke("status", str(folder)).output.splitlines()
+    assert lines[1] == "`digenrl up` evaluates the first and the last version, for the report."
+    assert "for the report" not in invoke("status", str(tmp_path / "objects" / RUN)).output
 
 
 def test_a_bucket_s_prefix_is_a_store_and_a_run(tmp_path: Path) -> None:

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from digenrl.local.checking import preflight
-from digenrl.local.runs import Run, RunInProgress, find_run, lock_run, noted_store
+from digenrl.local.runs import (
+    STORE_NOTE,
+    Run,
+    RunInProgress,
+    find_run,
+    in_progress,
+    lock_run,
+    noted_store,
+)
 from digenrl.local.store import run_store
 from shared.errors import UserError
 from shared.process.settings import Endpoints
@@ -61,6 +69,17 @@ def test_a_run_that_goes_on_keeps_its_store_to_itself(left: Path) -> None:
         run_store(at(left)),
     ):
         raise AssertionError("two had the store")
+
+
+def test_a_run_that_is_only_read_names_the_process_that_reads_it(left: Path) -> None:
+    with lock_run(left.parent, left.name), noted_store(left, {}, is_live=False):
+        reader = rf"digits' is open in `digenrl view` .* end its process {os.getpid()}$"
+        with pytest.raises(RunInProgress, match=reader):
+            lock_run(left.parent, left.name)
+        assert not in_progress(left)
+        (left / STORE_NOTE).write_text(f"[{2**22 + 1}, false, {{}}]")
+        with pytest.raises(RunInProgress, match="is in progress in another process"):
+            lock_run(left.parent, left.name)
 
 
 def test_what_only_reads_finds_the_store_of_a_run_that_goes_on(left: Path) -> None:

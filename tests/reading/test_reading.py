@@ -22,6 +22,7 @@ def test_a_reading_has_what_was_measured_and_what_it_means() -> None:
     assert "75%, they wait for generation" in found.bottleneck
     assert found.alarms == [line for line in found.alarms if "at rollout-0 for 61 s" in line]
     assert found.lines()[0] == "test: running; step 1 of 30, reward 0.500, 1 min 23 s left"
+    assert "waiting: 96 generation, 8 in hand, 0 scoring, 8 training" in found.lines()
     assert found.slowest is not None and not found.slowest.is_far_slower, "it has no equals"
 
 

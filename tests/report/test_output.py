@@ -12,17 +12,21 @@ from tests.paths import DIGITS
 def test_an_evaluation_shows_how_far_it_is() -> None:
     screen = io.StringIO()
     with EvaluationBar(
-        Console(file=screen, force_terminal=True, color_system=None, width=120)
+        Console(file=screen, force_terminal=True, color_system=None, width=120), 4
     ) as shown:
         shown.version(0)
         shown.progress(4, 10)
         shown.progress(10, 10)
     assert "evaluating version 0" in screen.getvalue() and "10/10 prompts" in screen.getvalue()
     plain = io.StringIO()
-    with EvaluationBar(Console(file=plain)) as shown:
+    with EvaluationBar(Console(file=plain), 4) as shown:
         shown.version(3)
         shown.progress(4, 10)
-    assert plain.getvalue() == "evaluating version 3\n"
+        assert plain.getvalue() == "evaluating version 3\n"
+        shown.progress(10, 10)
+    assert plain.getvalue().splitlines() == [
+        "evaluating version 3", "scoring 40 samples (evaluation.samples_per_prompt = 4)",
+    ]  # fmt: skip
 
 
 def test_the_table_names_the_rewards_that_were_used() -> None:

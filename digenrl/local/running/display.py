@@ -148,17 +148,8 @@ class Display:
             table.add_row(*_row(worker))
         alarms = [Text(each, "bold red") for each in reading.alarms]
         footer = Text(f"API {self.url}/docs   logs {self.logs}   Ctrl-C drains and stops", "dim")
-        return Group(heading, self._progress, *_load_lines(reading), *alarms, table, footer)
-
-
-def _load_lines(reading: RunReading) -> list[Text]:
-    """Return throughput and queues, each on a line."""
-    lines = [Text(reading.throughput)] if reading.throughput else []
-    queues = reading.load.queues if reading.load else []
-    if any(each.samples for each in queues):
-        waiting = [f"{each.samples} {each.queue.replace('_', ' ')}" for each in queues]
-        lines.append(Text(f"waiting: {', '.join(waiting)}"))
-    return lines
+        load = [Text(line) for line in (reading.throughput, reading.queues) if line]
+        return Group(heading, self._progress, *load, *alarms, table, footer)
 
 
 def _row(worker: WorkerView) -> tuple[str, ...]:
@@ -184,7 +175,7 @@ def _outlook(run: RunView) -> str:
     the cause of a delay."""
     if run.phase == "running" and run.waiting_for == "rollout":
         return _eta(run.eta_seconds)
-    if run.waiting_for == "nothing":
+    if run.waiting_for in ("nothing", "operator"):
         return run.phase
     return f"waiting for {awaited(run)}  {_eta(run.eta_seconds)}"
 
