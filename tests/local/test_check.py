@@ -138,7 +138,7 @@ def test_every_recipe_has_a_step_time_on_the_devices_that_it_names(name: str) ->
         devices = f"h100={recipe.rollout.workers + recipe.trainer.devices}"
     found = check(path, devices or stated_devices(name), elsewhere=True).forecast
     assert found is not None and found.simulated is not None
-    assert 1 < found.simulated.step_seconds < 5000
+    assert 1 < found.simulated.step_seconds < 10_000  # 81 frames at 720p take 8,242
 
 
 def test_eight_cards_of_48_gb_hold_what_eight_of_80_gb_do_with_the_keys_that_are_named() -> None:
