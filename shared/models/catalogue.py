@@ -22,6 +22,8 @@ from shared.models.sigmas import Sigmas, unknown_keys
 _SCHEDULE = "scheduler/scheduler_config.json"
 _BOUNDARY = "boundary_ratio"
 _SECOND = EXPERTS["low"]
+MIN_VOCABULARY = 0.9
+"""Share of an encoder's vocabulary that its tokenizer has at least; published ones have .997."""
 
 
 class PartConfig(dict[str, Any]):
@@ -111,7 +113,33 @@ def check_parts(folder: Path) -> None:
                 f"model.folder: {folder / part} has no vocabulary, such as tokenizer.json: "
                 "prompts would become unknown tokens; copy or fetch it once more"
             )
+        if part.startswith("tokenizer"):
+            _check_vocabulary(folder, part)
     _check_scales(folder / "vae" / "config.json")
+
+
+def _check_vocabulary(folder: Path, part: str) -> None:
+    """Raises UserError if tokenizer.json does not fit the encoder."""
+    file = folder / part / "tokenizer.json"
+    config = folder / part.replace("tokenizer", "text_encoder") / "config.json"
+    if not (file.is_file() and config.is_file()):
+        return
+    tokens, encoder = PartConfig(file), PartConfig(config)
+    vocabulary = (tokens.get("model") or {}).get("vocab") or ()
+    words = {each if isinstance(each, str) else each[0] for each in vocabulary}
+    words |= {each["content"] for each in tokens.get("added_tokens") or ()}
+    needed = encoder.get("vocab_size") or (encoder.get("text_config") or {}).get("vocab_size")
+    if words and needed:
+        check_vocabulary(folder / part, len(words), needed)
+
+
+def check_vocabulary(folder: Path, has: int, needed: int) -> None:
+    """Raises UserError if a tokenizer has more tokens than its encoder, or far fewer."""
+    if not MIN_VOCABULARY * needed <= has <= needed:
+        raise UserError(
+            f"model.folder: {folder} has {has} tokens, and its encoder {needed}; fetch or copy the "
+            "files of the tokenizer again"
+        )
 
 
 def _check_scales(file: Path) -> None:

@@ -167,8 +167,10 @@ class ImpliedValue:
 
     @property
     def line(self) -> str:
-        has = f"; the recipe sets {json.dumps(self.value)}" if self.is_overridden else ""
-        return f"{self.algorithm} implies {self.key} = {json.dumps(self.implied)}{has}"
+        implied, value = json.dumps(self.implied), json.dumps(self.value)
+        if self.is_overridden:
+            return f"{self.key} = {value} in place of {implied}, which {self.algorithm} implies"
+        return f"{self.algorithm} implies {self.key} = {implied}"
 
 
 def implied_values(recipe: Tables) -> list[ImpliedValue]:

@@ -73,8 +73,9 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
         "text_encoder_2",
         lambda t: t.update({k: v[:60].clone() for k, v in t.items() if v.shape[0] == 116}),
     )
-    with pytest.raises(UserError, match=r"/tokenizer_2 has 116 tokens, and its encoder 60; fetch"):
-        load(folder)
+    for checks in (check_parts, load):  # before a run starts, and when the model is loaded
+        with pytest.raises(UserError, match=r"/tokenizer_2 has 116 tokens, and its encoder 60; fe"):
+            checks(folder)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from shared.diffusion.loading.network import build_network, check_fit, find_tensors, stored_tensors
 from shared.diffusion.loading.ranks import local_shard
 from shared.errors import UserError
+from shared.models.catalogue import check_vocabulary
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-MIN_VOCABULARY = 0.9
-"""Share of an encoder's vocabulary that its tokenizer has at least; published ones have .997."""
 
 
 def check_decoder(folder: Path, class_named: Any) -> None:
@@ -46,9 +45,5 @@ def _check_finite(what: str, tensor: Tensor) -> None:
 
 def _check_vocabulary(folder: Path, tokenizer: Any, encoder: Any) -> None:
     has, needed = len(tokenizer), encoder.config.get_text_config().vocab_size
-    is_of_bytes = type(tokenizer).__name__.startswith("ByT5")
-    if has > needed or (has < MIN_VOCABULARY * needed and not is_of_bytes):
-        raise UserError(
-            f"model.folder: {folder} has {has} tokens, and its encoder {needed}; fetch or copy the "
-            "files of the tokenizer again"
-        )
+    if not type(tokenizer).__name__.startswith("ByT5"):  # whose encoder has more than the bytes
+        check_vocabulary(folder, has, needed)
