@@ -135,7 +135,7 @@ def _near(name: str, title: str, changes: dict[str, Any], **more: Any) -> Choice
     """Returns the best choice with a window of one step, but for some keys."""
     return Choice(
         name=f"best-{name}",
-        title=f"window 1 so, {title}",
+        title=f"window 1 at 0..2, {title}",
         changes=WINDOW_1 | changes,
         steps=WINDOW_1_STEPS,
         **more,

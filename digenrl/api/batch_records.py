@@ -35,7 +35,7 @@ from shared.run.log_entries import DeadLetter
 from shared.run.previews import preview_key
 from shared.run.retention import retention_from
 from shared.run.run_recipe import prompt_order
-from shared.store.previews import unpacked_previews
+from shared.store.previews import unpack_previews
 
 Order = Literal["number", "worst", "best", "unscored"]
 """The order of samples: by number, or by reward with those that have none last; \"unscored\" lists
@@ -193,7 +193,7 @@ class CommittedBatches:
             self._previews.pop(batch, None)  # the newest ones go when there are newer ones
             return None
         try:
-            return unpacked_previews(data)[place]
+            return unpack_previews(data)[place]
         except (ContractError, IndexError):
             return None
 

@@ -1,8 +1,8 @@
 """Events of a run, in the same order for every reader: commits, the run's log and the log of
 evaluations.
 
-The object store numbers the facts of each source without gaps. A position has the number of facts
-of each source that were read. A reader that continues from its position misses no fact and gets no
+The object store numbers the facts of each source without gaps. A position is the number of facts
+read from each source. A reader that continues from its position misses no fact and gets no
 fact twice, even from another server process. The feed has no state per reader, and reads each
 object once for all readers.
 """
@@ -30,7 +30,7 @@ Fields = dict[str, Any]
 
 
 class Fact(NamedTuple):
-    """An event for readers; an empty name stands for an unused number."""
+    """An event for readers. The name is empty if a number has no event."""
 
     name: str = ""
     fields: Fields = {}  # noqa: RUF012 -- never changed

@@ -26,7 +26,7 @@ def check(
     streamed: Annotated[
         str | None,
         typer.Option(
-            help="kinds of GPUs that stream the network, by DIGENRL_ROLLOUT_MEMORY=streamed"
+            help="kinds of GPUs that stream the network (DIGENRL_ROLLOUT_MEMORY=streamed)"
         ),
     ] = None,
     elsewhere: Annotated[
@@ -56,7 +56,7 @@ def check(
         checked = check_recipe(
             recipe, devices, profile, options=given_keys(context), hosts=hosts, host_gpus=host_gpus,
             host_memory=host_memory, streamed=streamed,
-            elsewhere=elsewhere, traced=traced, counted=save_profile is not None,
+            elsewhere=elsewhere, traced=traced, for_profile=save_profile is not None,
             launch_us=launch_us, say=partial(typer.echo, err=True),
         )  # fmt: skip
     except UserError as error:

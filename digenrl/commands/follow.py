@@ -42,7 +42,7 @@ def follow(
         find_run(name or run, runs, reads=True),
         MetricTargets(tensorboard, wandb, as_json),
     )
-    with run_store(target) as is_left:
+    with run_store(target) as has_started_store:
         settings = settings_from_options(run=target.id)
         configure_logs(service="follow", worker="follow", run=target.id)
-        asyncio.run(follow_run(settings, targets, once=once or is_left))
+        asyncio.run(follow_run(settings, targets, once=once or has_started_store))

@@ -43,7 +43,9 @@ class MetricWriter(Protocol):
         """Write the metrics of a step; steps come in order."""
 
     def needs(self, finished: FinishedEvaluation) -> bool:
-        """Return whether the picture of an evaluation is missing; its version is written."""
+        """Return whether the picture of an evaluation is missing.
+
+        The step of the evaluated version has already been written."""
 
     def show(self, finished: FinishedEvaluation, panel: Panel) -> None:
         """Write the picture of an evaluation."""
@@ -71,13 +73,13 @@ class RunStarted:
     """A run that has its first commit record."""
 
     recipe: Recipe
-    first: str
+    first_digest: str
     """Digest of the run's first commit record."""
 
     @property
     def label(self) -> str:
         """The run's name with a suffix that distinguishes runs of the same name."""
-        return f"{self.recipe.run.name}-{self.first[:8]}"
+        return f"{self.recipe.run.name}-{self.first_digest[:8]}"
 
 
 def check_installed(targets: MetricTargets) -> None:

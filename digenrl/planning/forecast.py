@@ -21,7 +21,7 @@ from digenrl.planning.placements import ModelPlacement
 from digenrl.planning.plan import accepts, parse_kinds, with_host, with_weights
 from digenrl.planning.planner import PlannedSplit, plan_split
 from digenrl.planning.recipes import largest_fragment, model_use
-from digenrl.planning.remedies import would_fit
+from digenrl.planning.remedies import memory_remedy
 from digenrl.planning.runnable import as_toml, recipe_keys
 from digenrl.planning.scoring import Scoring, check_scoring, score_costs
 from digenrl.planning.work import sample_seconds, work_line
@@ -161,7 +161,7 @@ def _own_split(
     """Return the recipe's own split, in fragments of the size that a run would choose."""
 
     def split(use: ModelUse) -> tuple[Profile, OwnSplit]:
-        sized_costs, remedy = with_memory(costs, use, streams), partial(would_fit, costs, use)
+        sized_costs, remedy = with_memory(costs, use, streams), partial(memory_remedy, costs, use)
         return sized_costs, own_split(
             recipe, sized_costs, hosts.devices, host_gpus=hosts.gpus, remedy=remedy
         )

@@ -4,7 +4,7 @@ passes."""
 from collections.abc import Iterator
 
 from digenrl.planning.own_split import OwnSplit
-from digenrl.planning.remedies import for_rows
+from digenrl.planning.remedies import row_remedy
 from digenrl.trace.memory import ModelUse
 from services.scheduler.costs.capacity import TARGET_ROWS, fitting_rows, pass_rows, training_role
 from services.scheduler.costs.profile import Profile, Role, device
@@ -32,6 +32,6 @@ def _warning(profile: Profile, use: ModelUse, kind: str, role: Role, rows: int) 
     few, more = (pass_seconds(profile, each, rate, kind) / each for each in (rows, wanted))
     if rows >= wanted or few <= (1 + MAX_FEW_ROWS_COST) * more:
         return ""
-    remedy = for_rows(profile, use, kind, role, wanted)
+    remedy = row_remedy(profile, use, kind, role, wanted)
     text = f"with {remedy}" if remedy else "which need more memory for each device"
     return f"; training takes {few / more:.2f} times as long as in passes of {wanted}, {text}"

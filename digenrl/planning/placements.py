@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from digenrl.planning.hosts import Hosts
 from digenrl.planning.planner import PlanResult, plan_split
-from digenrl.planning.remedies import keys, sharded_uses, smaller_rollout_uses, would_fit
+from digenrl.planning.remedies import keys, memory_remedy, sharded_uses, smaller_rollout_uses
 from digenrl.planning.runnable import HostGpus, as_toml
 from digenrl.planning.search import SEARCH_CPU_S
 from digenrl.planning.sites import SiteAdvice
@@ -237,7 +237,7 @@ def _not_taken(placement: ModelPlacement, planned: PlanResult, best: PlanResult)
 
 def _left_out(planned: PlanResult, costs: Profile, use: ModelUse | None) -> Iterator[str]:
     for kind, reason in planned.excluded.items():
-        remedy = "" if use is None else would_fit(costs, use, kind, "rollout")
+        remedy = "" if use is None else memory_remedy(costs, use, kind, "rollout")
         yield f"{reason}; {remedy}" if remedy else reason
 
 
@@ -251,7 +251,7 @@ def _with_remedies(reason: str, costs: Profile, use: ModelUse | None, devices: D
         max(kinds, key=lambda k: costs.devices[k].memory_gib),
     )
     for role, words in WORDS.items():
-        remedy = would_fit(costs, use, largest, role)
+        remedy = memory_remedy(costs, use, largest, role)
         if remedy and not any(speed(sized_profile, kind, role) for kind in kinds):
             reason += f"; to {words} on {largest}, {remedy}"
     return reason

@@ -41,7 +41,7 @@ def model_use(recipe: Recipe, profile: Profile, *, fragment: int) -> ModelUse:
         offloads=trainer.gradient_checkpointing == "offloaded",
         base=model.weights,
         weights=recipe.rollout.weights if recipe.largest_weight else None,
-        can_weigh=method.corrects_staleness or not method.has_ratio,
+        has_importance_weights=method.corrects_staleness or not method.has_ratio,
     )
 
 

@@ -1,6 +1,6 @@
 """Recipe keys that reduce the memory of a model on a device that is too small.
 
-The order of the remedies is: first those that do not change results.
+Remedies that do not change results come first:
 
 fragments    fewer samples at the same time
 encoder      a separate process runs the text encoders, and the results are bit-identical
@@ -40,8 +40,8 @@ ONLY_TRAINS = {"schedule.mode": "disaggregated", "schedule.tag": "off"}
 """Keys by which members only train."""
 
 
-def would_fit(profile: Profile, use: ModelUse, kind: str, role: Role) -> str:
-    """Return a clause with the keys by which the model fits this kind of device in this role; empty
+def memory_remedy(profile: Profile, use: ModelUse, kind: str, role: Role) -> str:
+    """Return a clause with the keys that make the model fit this kind of device in this role; empty
     if the profile has no memory figures."""
     if profile.memory is None:
         return ""
@@ -60,9 +60,9 @@ def would_fit(profile: Profile, use: ModelUse, kind: str, role: Role) -> str:
     return f"no key makes it fit; the minimum is {smallest.total:.3g} GiB"
 
 
-def for_rows(profile: Profile, use: ModelUse, kind: str, role: Role, rows: int) -> str:
-    """Return the keys by which training passes on this kind of device can have this many rows;
-    empty if there are no such keys."""
+def row_remedy(profile: Profile, use: ModelUse, kind: str, role: Role, rows: int) -> str:
+    """Return the keys with which a training pass on this kind of device has at least ``rows`` rows;
+    empty if no keys suffice."""
     for each, new_role in _alternatives(use, role):
         if new_role == role and pass_rows(with_memory(profile, each), kind, role) >= rows:
             return as_toml(keys(use, each))
@@ -70,8 +70,9 @@ def for_rows(profile: Profile, use: ModelUse, kind: str, role: Role, rows: int) 
 
 
 def _alternatives(use: ModelUse, role: Role) -> Iterator[tuple[ModelUse, Role]]:
-    """Yield uses that need less memory than ``use`` in this role. For a device that generates and
-    trains, some uses have the role of a device that only trains."""
+    """Yield uses that need less memory than ``use``, each with the role of the device.
+
+    If a member generates and trains, a remedy is that it only trains: its role is then trainer."""
     if role == "rollout":
         yield from ((each, role) for each in smaller_rollout_uses(use))
         return
@@ -101,7 +102,7 @@ def smaller_rollout_uses(use: ModelUse) -> Iterator[ModelUse]:
     yield replace(smaller, tiles=True)
     if not use.rank or use.streams or use.weights is not None or use.base is not None:
         return
-    quantised = (replace(smaller, weights="int8"),) if use.can_weigh else ()
+    quantised = (replace(smaller, weights="int8"),) if use.has_importance_weights else ()
     for change in (replace(smaller, streams=True), *quantised):
         yield change
         yield replace(change, tiles=True)
@@ -114,7 +115,7 @@ def sharded_uses(use: ModelUse) -> Iterator[ModelUse]:
 
 
 def keys(before: ModelUse, after: ModelUse) -> dict[str, Any]:
-    """Return the recipe keys that change one use into another."""
+    """Return the recipe keys whose values differ between two uses, with the values of ``after``."""
     keys_before = _keys(before)
     changed_keys = {key: value for key, value in _keys(after).items() if value != keys_before[key]}
     if "trainer.shard_devices" in changed_keys:

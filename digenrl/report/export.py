@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from digenrl.report.layouts import Layout, adapter_files
-from shared.diffusion.loading.experts import name_networks
+from shared.diffusion.loading.experts import named_networks
 from shared.diffusion.loading.models import load_model
 from shared.diffusion.weights.starting_adapter import lora_tensors
 from shared.diffusion.weights.trained_weights import load_weights
@@ -79,7 +79,7 @@ def export_network(folder: Path, tensors: dict[str, Tensor], recipe: Recipe) -> 
     model.transformer.requires_grad_(True)
     load_weights(model.transformer, tensors)
     digest = hashlib.sha256()
-    for name, network in name_networks(model.transformer).items():
+    for name, network in named_networks(model.transformer).items():
         network.save_pretrained(folder / name)  # type: ignore[operator]
         for path in weight_files(folder / name):
             digest.update(path.read_bytes())

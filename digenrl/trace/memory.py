@@ -61,8 +61,8 @@ class ModelUse:
     """Form of the network under the adapter that is trained, if it is quantised."""
     weights: Form | None = None
     """Form of the network on rollout devices, if it differs from the training devices'."""
-    can_weigh: bool = True
-    """Whether rows of samples by other weights than the trainer's can be weighted."""
+    has_importance_weights: bool = True
+    """Whether importance weights can correct samples of quantised weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ PROBE = 0.5
 """Sigma of the pass, which its operations do not depend on."""
 
 
-def counted(recipe: Recipe, setting: TraceSetting) -> TracedWork:
+def count_work(recipe: Recipe, setting: TraceSetting) -> TracedWork:
     """Counts what a cost profile needs besides a trace of the recipe.
 
     Raises:

@@ -68,8 +68,8 @@ class RewardFile:
     """Packages of its own environment, as its inline metadata name them."""
     python: str | None = None
     """Versions of Python that it asks for."""
-    is_alone: bool = False
-    """Whether it has inline metadata, and so runs in an environment of its own."""
+    has_own_environment: bool = False
+    """Whether the function runs in its own environment, because the file has inline metadata."""
 
     @classmethod
     def read(cls, path: Path, function: str = FUNCTION) -> Self:

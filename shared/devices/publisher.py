@@ -31,7 +31,7 @@ from shared.run.layout import batch_folder, conditions_folder
 from shared.run.previews import PREVIEW_BYTES, PreviewRule, preview_key
 from shared.run.sources import SourceImages
 from shared.store.media import pack
-from shared.store.previews import packed_previews
+from shared.store.previews import pack_previews
 from shared.telemetry import FRAGMENTS, STAGE_SECONDS
 
 log = structlog.get_logger()
@@ -111,7 +111,7 @@ class FragmentPublisher:
             return
         key = preview_key(self._bus.run, at.batch, at.group, at.first_sample, at.attempt)
         try:
-            pictures = await asyncio.to_thread(packed_previews, raw, PREVIEW_BYTES)
+            pictures = await asyncio.to_thread(pack_previews, raw, PREVIEW_BYTES)
             await self._store.write(key, pictures)
         except (DigenRLError, OSError, ValueError) as error:
             log.warning("previews_not_kept", slot=str(at.slot), error=str(error))

@@ -10,14 +10,14 @@ EPSILON = 1e-4
 AdvantageScope = Literal["group", "batch"]
 
 SampleScores = tuple[Sequence[float | None], Mapping[str, Sequence[float | None]]]
-"""Rewards of a group's samples, and the scores that make them up by the names of their scorers."""
+"""Rewards of the samples of a group, and the scores of each scorer by its name."""
 
 
 def group_advantages(rewards: Sequence[float], *, std: float | None = None) -> tuple[float, ...]:
     """(reward - mean) / (std + 1e-4), with the population standard deviation of the group.
 
-    Equal rewards carry no signal: their advantages are exactly 0, without rounding errors. ``std``
-    replaces the group's own, for normalisation over a whole batch (`population_std`).
+    Equal rewards have advantages of exactly 0, without rounding errors. ``std`` replaces the
+    group's standard deviation, for example by a batch's.
 
     >>> group_advantages([1.0, 3.0])
     (-0.9999000099990001, 0.9999000099990001)
@@ -39,8 +39,8 @@ def centred(rewards: Sequence[float]) -> tuple[float, ...]:
 
 
 def best_and_worst(advantages: Sequence[float], number: int) -> list[int]:
-    """Return which samples of a group are trained if these are ``number`` in all: half of them the
-    best, half the worst. Among equal samples, later ones count as better.
+    """Return the indices of the ``number`` samples that are trained: half are the best samples of
+    the group, half are the worst. If advantages are equal, the later sample counts as better.
 
     >>> best_and_worst([0.5, -1.0, 0.0, 1.5], 2)
     [1, 3]
@@ -56,13 +56,14 @@ def population_std(values: Sequence[float]) -> float:
 
 
 def batch_scale(rewards: Sequence[float]) -> float:
-    """Returns the factor from centred advantages to those over the standard deviation of the whole
-    batch, which is known last; 1 if no sample has a reward, and so every advantage is 0."""
+    """Return the factor that divides centred rewards by the standard deviation of a batch.
+
+    The factor is 1 if no sample has a reward."""
     return 1 / (population_std(rewards) + EPSILON) if rewards else 1.0
 
 
 def with_reward(rewards: Sequence[float | None]) -> list[int]:
-    """Return the samples that could be scored."""
+    """Return the indices of the samples with a reward."""
     return [sample for sample, reward in enumerate(rewards) if reward is not None]
 
 
@@ -76,34 +77,36 @@ class Advantages:
     """Compares the samples of a group."""
 
     std: AdvantageScope = "group"
-    """batch: they are only centred here; `of_batch` scales them once all rewards are known."""
+    """batch: `for_group` only centres the rewards; `for_batch` also scales them."""
     weights: tuple[tuple[str, float], ...] = ()
-    """(scorer, weight): each score is made an advantage of its own, and the advantages are summed
-    by weight. Without any, the rewards are compared, which are weighted sums of scores."""
+    """(scorer, weight): the advantage is the weighted sum of the advantages of each scorer. If
+    empty, advantages are computed from the rewards, which are weighted sums of scores."""
     max_failed: float = 0.5
     """Largest share of a group's samples that may be without a reward."""
 
     def for_group(
         self, rewards: Sequence[float | None], parts: Mapping[str, Sequence[float | None]]
     ) -> tuple[float, ...]:
-        """Return the advantages of a group, from its rewards and the scores that make them up.
+        """Return the advantages of a group, from its rewards and its scores by scorer.
 
-        A sample without a reward counts in no mean; its advantage is 0, as are all of a group that
-        is dropped (`why_dropped`).
+        Samples without a reward are not part of the means, and have an advantage of 0. If the group
+        is dropped (`why_dropped`), all advantages are 0.
         """
-        return self._known(rewards, parts, self._of)
+        return self._fill(rewards, parts, self._within_group)
 
     def for_batch(self, groups: Sequence[SampleScores]) -> list[tuple[float, ...]]:
-        """Return the advantages of a whole batch's groups, over the standard deviations of all of
-        its rewards, or of all scores of each scorer, ignoring `std`."""
+        """Return the advantages of all groups of a batch, ignoring `std`.
+
+        Centred rewards are divided by the standard deviation of all rewards of the batch. With
+        `weights`, the same applies to the scores of each scorer."""
         groups_with_rewards = [(rewards, parts, with_reward(rewards)) for rewards, parts in groups]
         columns = [
             (
                 weight,
                 [
                     value
-                    for _, parts, among in groups_with_rewards
-                    for value in _picked(parts[name], among)
+                    for _, parts, samples in groups_with_rewards
+                    for value in _picked(parts[name], samples)
                 ],
             )
             for name, weight in self.weights
@@ -112,27 +115,29 @@ class Advantages:
                 1.0,
                 [
                     value
-                    for rewards, _, among in groups_with_rewards
-                    for value in _picked(rewards, among)
+                    for rewards, _, samples in groups_with_rewards
+                    for value in _picked(rewards, samples)
                 ],
             )
         ]
         scales = [weight * batch_scale(values) for weight, values in columns]
 
-        def of(rewards: Sequence[float], parts: Mapping[str, Sequence[float]]) -> Iterable[float]:
+        def scaled(
+            rewards: Sequence[float], parts: Mapping[str, Sequence[float]]
+        ) -> Iterable[float]:
             compared = [parts[name] for name, _ in self.weights] or [rewards]
-            centred_ones = zip(*map(centred, compared), strict=True)
-            return (_weighted(scales, values) for values in centred_ones)
+            columns = zip(*map(centred, compared), strict=True)
+            return (_weighted(scales, values) for values in columns)
 
-        return [self._known(*scored, of) for scored in groups]
+        return [self._fill(*scored, scaled) for scored in groups]
 
-    def _known(
+    def _fill(
         self,
         rewards: Sequence[float | None],
         parts: Mapping[str, Sequence[float | None]],
         compute: Callable[[Sequence[float], Mapping[str, Sequence[float]]], Iterable[float]],
     ) -> tuple[float, ...]:
-        """Return the result of ``compute`` for the counted samples, and 0 for the others."""
+        """Return the result of ``compute`` for samples with a reward, and 0 for other samples."""
         samples = [] if self.why_dropped(rewards) else with_reward(rewards)
         advantages: Iterator[float] = iter(())
         if samples:
@@ -143,14 +148,14 @@ class Advantages:
         )
 
     def why_dropped(self, rewards: Sequence[float | None]) -> str | None:
-        """Return why a group is dropped, None if enough samples, two at least, have a reward."""
+        """Return why a group is dropped; None if enough samples (at least two) have a reward."""
         num = len(rewards)
         failed = num - len(with_reward(rewards))
         if failed and (failed > self.max_failed * num or num - failed < 2):
             return f"{failed} of {num} samples could not be scored"
         return None
 
-    def _of(
+    def _within_group(
         self, rewards: Sequence[float], parts: Mapping[str, Sequence[float]]
     ) -> tuple[float, ...]:
         if self.std == "batch":

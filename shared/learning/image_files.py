@@ -15,14 +15,14 @@ IMAGE = "image"
 
 
 def source_image(path: Path, where: str, image: Any) -> tuple[SourceImage | None, Path | None]:
-    """Return what a row's image is, and where; ``where`` is the row, for a UserError."""
+    """Return the image of a row and its path; error messages begin with ``where``."""
     if image is None:
         return None, None
     if not isinstance(image, str) or "\0" in image or not _is_below(image):
         raise UserError(
             f"{where}: {IMAGE}: {repr(image)[:80]} is no path below the folder of the prompts; put "
-            "the image there, and name it relative to the file. data.dataset.folder takes images "
-            "themselves"
+            "the image there, and name it relative to the file. data.dataset.folder also reads "
+            "images that are stored in rows"
         )
     file = (path if path.is_dir() else path.parent) / image
     try:
@@ -35,14 +35,17 @@ def source_image(path: Path, where: str, image: Any) -> tuple[SourceImage | None
 
 
 def _is_below(image: str) -> bool:
-    named = Path(image)
-    return bool(named.parts) and not named.is_absolute() and ".." not in named.parts
+    path = Path(image)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
 @lru_cache(maxsize=1 << 17)
 def _source_image(file: Path, _changed_ns: int, size: int) -> SourceImage:
-    """Hash an image's file, once while it does not change; raises ContractError if it is no
-    image."""
+    """Hash an image file; unchanged files are hashed once.
+
+    Raises:
+        ContractError: if the file is not an image.
+    """
     if size > MAX_PICTURE_BYTES:
         raise ContractError(
             f"has {size >> 20} MiB; at most {MAX_PICTURE_BYTES >> 20}: make it smaller"

@@ -1,4 +1,6 @@
-"""Previews in the store: a small picture of each sample of a fragment, of videos the middle frame.
+"""Previews in the store: a small picture of each sample of a fragment.
+
+The preview of a video is its middle frame.
 
 An object is a list of PNG or JPEG files, packed by msgpack. Readers trust only the properties
 checked here.
@@ -19,26 +21,26 @@ if TYPE_CHECKING:
 MAX_SIDE = 160
 """Largest height and width in pixels."""
 MAX_UNSCALED_SIDE = 64
-"""Height and width up to which a picture is kept as it is."""
+"""Largest height and width of a picture that is stored unscaled, as PNG."""
 QUALITIES = (80, 50, 20)
-"""Qualities of JPEG that are tried, until a picture is small enough."""
+"""JPEG qualities in the order of the attempts; the first small enough file is stored."""
 KINDS = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 """First bytes of a file, and its content type."""
 
 
-def packed_previews(raw: bytes, most: int) -> bytes:
+def pack_previews(raw: bytes, max_bytes: int) -> bytes:
     """Return the previews of all samples of an object of media.
 
     Args:
-        most: bytes that each may have.
+        max_bytes: maximum size of a preview.
     """
-    from shared.store.media import read  # numpy, which those who only read previews do not need
+    from shared.store.media import read  # needs numpy, which readers of previews do not
 
     pictures = read(raw, lambda shape: None)
-    return bytes(msgpack.packb([_preview(each, most) for each in pictures]))
+    return bytes(msgpack.packb([_preview(each, max_bytes) for each in pictures]))
 
 
-def unpacked_previews(data: bytes) -> list[bytes]:
+def unpack_previews(data: bytes) -> list[bytes]:
     """Return the pictures of an object; raises ContractError if it holds anything else."""
     try:
         previews = msgpack.unpackb(data)
@@ -52,15 +54,18 @@ def unpacked_previews(data: bytes) -> list[bytes]:
 
 
 def content_type(picture: bytes) -> str:
-    """Return the type of a picture by its first bytes; raises ContractError if previews have no
-    such type."""
+    """Return the content type of a picture by its first bytes.
+
+    Raises:
+        ContractError: if the picture is neither PNG nor JPEG.
+    """
     for beginning, kind in KINDS.items():
         if picture.startswith(beginning):
             return kind
     raise ContractError("this preview is neither PNG nor JPEG")
 
 
-def _preview(sample: "Media", most: int) -> bytes:
+def _preview(sample: "Media", max_bytes: int) -> bytes:
     import numpy as np
     from PIL import Image
 
@@ -69,18 +74,19 @@ def _preview(sample: "Media", most: int) -> bytes:
     frame = sample if sample.ndim == 3 else sample[len(sample) // 2]
     pixels = frame.transpose(1, 2, 0) if len(frame) == COLOURS else frame[0]
     image = Image.fromarray(np.ascontiguousarray(pixels))
-    if max(image.size) <= MAX_UNSCALED_SIDE and len(plain := _saved(image, "PNG")) <= most:
-        return plain
+    is_small = max(image.size) <= MAX_UNSCALED_SIDE
+    if is_small and len(data := _encode(image, "PNG")) <= max_bytes:
+        return data
     side = MAX_SIDE
     while True:
         image.thumbnail((side, side))
         for quality in QUALITIES:
-            if len(data := _saved(image, "JPEG", quality=quality)) <= most:
+            if len(data := _encode(image, "JPEG", quality=quality)) <= max_bytes:
                 return data
         side //= 2
 
 
-def _saved(image: "Image", kind: str, **options: int) -> bytes:
+def _encode(image: "Image", kind: str, **options: int) -> bytes:
     buffer = BytesIO()
     image.save(buffer, kind, **options)
     return buffer.getvalue()

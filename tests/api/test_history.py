@@ -18,7 +18,7 @@ from digenrl.api.run_history import RunHistory
 from shared.run.layout import batch_folder
 from shared.run.log_entries import PhaseChange, Request, Work
 from shared.run.previews import preview_key
-from shared.store.previews import packed_previews
+from shared.store.previews import pack_previews
 from tests.api.past_run import PIXELS, past_run
 from tests.api.served import app_of
 from tests.follow.runs import RUN, Run
@@ -120,7 +120,7 @@ def test_a_sample_s_picture_is_there_until_it_is_deleted_and_then_gone(
 
 
 def test_of_what_was_deleted_a_preview_may_be_left(client: TestClient, run: Run) -> None:
-    previews = packed_previews(safetensors.numpy.save({"images": PIXELS}), 8192)
+    previews = pack_previews(safetensors.numpy.save({"images": PIXELS}), 8192)
     asyncio.run(run.store.write(preview_key(RUN, 0, 1, 0, 1), previews))
     asyncio.run(run.store.delete_folder(batch_folder(RUN, 0)))
     sample = client.get("/v1/batches/0/samples/1/2").json()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from digenrl.planning.placements import ModelPlacement, PlacementAdvice, advise, placements
-from digenrl.planning.remedies import keys, would_fit
+from digenrl.planning.remedies import keys, memory_remedy
 from digenrl.trace.memory import ModelUse, usual
 from services.scheduler.costs.profile import Profile, load_profile
 from services.scheduler.costs.seconds import speed
@@ -62,7 +62,7 @@ def test_what_a_recipe_has_already_is_not_advised() -> None:
 
 
 def test_weights_are_quantised_only_where_an_algorithm_can_weigh_them() -> None:
-    plain, streamed = found_placements(FLUX, "H100", "4090", can_weigh=False)
+    plain, streamed = found_placements(FLUX, "H100", "4090", has_importance_weights=False)
     assert plain.keys == {} and streamed.keys == ENCODER
 
 
@@ -130,28 +130,28 @@ def test_a_profile_without_a_table_of_memory_is_planned_by_its_figures() -> None
     advice = advise(plain, None, {"H100": 2, "4090": 2}, STRICT, effort=QUICK)
     assert advice.placement.keys == {}
     assert advice.left_out == ("flux1-dev needs 24.5 GiB on a rollout device; 4090 has 23 GiB",)
-    assert would_fit(plain, use_of(FLUX), "4090", "rollout") == ""
+    assert memory_remedy(plain, use_of(FLUX), "4090", "rollout") == ""
 
 
 def test_what_no_key_makes_fit_is_said() -> None:
     tiny = FLUX.devices["4090"].model_copy(update={"memory_gib": 2.0})
     profile = FLUX.model_copy(update={"devices": {"4090": tiny}})
-    said = would_fit(profile, use_of(FLUX), "4090", "rollout")
+    said = memory_remedy(profile, use_of(FLUX), "4090", "rollout")
     assert said == "no key makes it fit; the minimum is 4.26 GiB"
 
 
 def test_smaller_fragments_are_tried_before_anything_that_costs() -> None:
     assert HUNYUAN.memory is not None
     use = use_of(HUNYUAN, fragment=24, encodes=False, tiles=True)
-    said = would_fit(HUNYUAN, use, "L40S", "rollout")
+    said = memory_remedy(HUNYUAN, use, "L40S", "rollout")
     assert said.endswith("with schedule.fragment_size = 1")
     assert keys(use, replace(use, fragment=1)) == {"schedule.fragment_size": 1}
 
 
 def test_a_lent_trainer_gives_up_the_text_encoders_before_it_is_no_longer_lent() -> None:
-    tiles = would_fit(HUNYUAN, use_of(HUNYUAN), "L40S", "member")
+    tiles = memory_remedy(HUNYUAN, use_of(HUNYUAN), "L40S", "member")
     assert tiles.endswith("with encoder.workers = 1, model.vae_tiling = true")
     card = QWEN.devices["L40S"].model_copy(update={"memory_gib": 54.4})
     profile = QWEN.model_copy(update={"devices": {"L40S": card}})
     only_trains = 'with schedule.mode = "disaggregated", schedule.tag = "off"'
-    assert would_fit(profile, use_of(QWEN), "L40S", "member").endswith(only_trains)
+    assert memory_remedy(profile, use_of(QWEN), "L40S", "member").endswith(only_trains)

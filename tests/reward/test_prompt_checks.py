@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
-from digenrl.local.checking.inputs import check_rest
+from digenrl.local.checking.inputs import check_except_model
 from services.reward.prompt_checks import wanted_digit
 from services.reward.scorer import check_digits, check_prompts
 from shared.errors import UserError
@@ -46,11 +46,11 @@ def test_held_out_judges_ask_as_well_and_a_run_that_goes_on_is_not_asked(tmp_pat
     (tmp_path / "fox.txt").write_text("a fox")
     (tmp_path / "three.csv").write_text("prompt,digit\na three,3\n")
     mine = {"data.prompts": str(tmp_path / "three.csv")}
-    check_rest(load_recipe(DIGITS, mine))
+    check_except_model(load_recipe(DIGITS, mine))
     held_out = load_recipe(DIGITS, mine | {"evaluation.prompts": str(tmp_path / "fox.txt")})
     with pytest.raises(UserError, match=r"^reward\.scorers\.proxy: the prompt 'a fox'"):
-        check_rest(held_out)
-    check_rest(held_out, begun=True)
+        check_except_model(held_out)
+    check_except_model(held_out, begun=True)
     with pytest.raises(
         UserError, match=r"^evaluation\.digits: the prompt 'a fox': .*\.digits none$"
     ):

@@ -345,7 +345,11 @@ def test_inline_metadata_name_an_environment() -> None:
     text = '# /// script\n# requires-python = ">=3.10"\n# dependencies = ["numpy<2", "x"]\n# ///\n'
     path = Path("made.py")
     found = RewardFile.parse(text + "def score(image): ...", path, "score")
-    assert (found.dependencies, found.python, found.is_alone) == (("numpy<2", "x"), ">=3.10", True)
+    assert (found.dependencies, found.python, found.has_own_environment) == (
+        ("numpy<2", "x"),
+        ">=3.10",
+        True,
+    )
 
 
 def test_trying_it_prints_scores_and_reasons(file: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from digenrl.planning.forecast import forecast
 from digenrl.trace.profile import FORWARD_TFLOPS, traced_profile, write_profile
 from digenrl.trace.record import Trace
 from digenrl.trace.runs import trace, trace_setting
-from digenrl.trace.work import counted
+from digenrl.trace.work import count_work
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.costs.sizes import SampleSize, forward_tflop
 from shared.errors import UserError
@@ -28,7 +28,7 @@ def traced() -> Trace:
     recipe = load_recipe(DIGITS)
     setting = trace_setting(recipe, FRAGMENT)
     found = trace(recipe, setting, is_published=False, say=lambda _: None)
-    return found.model_copy(update={"counted": counted(recipe, setting)})
+    return found.model_copy(update={"counted": count_work(recipe, setting)})
 
 
 @pytest.mark.slow

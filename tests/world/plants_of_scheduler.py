@@ -224,7 +224,7 @@ def a_group_that_was_begun_early_goes_on_with_the_new_version() -> AbstractConte
     original = assign.issue
 
     def issue(draft: Any, worker: WorkerState, found: Any) -> Any:
-        group = draft.group(draft.begin(found.batch), found.group)
+        group = draft.group(draft.open_batch(found.batch), found.group)
         if group.policy not in (None, draft.state.policy):
             draft.set_group(found.batch, found.group, replace(group, policy=draft.state.policy))
         return original(draft, worker, found)

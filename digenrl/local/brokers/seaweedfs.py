@@ -122,7 +122,7 @@ class InternalTls:
 def make_internal_tls(home: Path) -> InternalTls:
     """Create the authority and the certificate of SeaweedFS's internal ports.
 
-    Without the certificate, no other user of this machine and no other container can connect."""
+    Other users of this machine and other containers do not have it, and cannot connect."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     authority = authority_in(home / "ca")
     ca = authority.folder / "cert.pem"
@@ -132,7 +132,7 @@ def make_internal_tls(home: Path) -> InternalTls:
 async def set_fsync_rule(
     filer: int, secret: str, internal_tls: InternalTls | None, _: httpx.AsyncClient
 ) -> None:
-    """Set `FSYNC_RULE` in the filer at a port."""
+    """Set `FSYNC_RULE` in the filer that listens on the port ``filer``."""
     conf = {"file": ("filer.conf", json.dumps(FSYNC_RULE).encode())}
     headers = {"authorization": f"Bearer {_signed(_derived(secret, 'filer'))}"}
     async with _internal_client(filer, internal_tls) as client:

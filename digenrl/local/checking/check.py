@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from digenrl.hub.dataset import make_own_prompts
-from digenrl.local.checking.inputs import check_inputs, check_rest, left_out
+from digenrl.local.checking.inputs import check_except_model, check_inputs, skipped_rows
 from digenrl.local.checking.preflight import disk_bytes, ignore, versions_bytes
 from digenrl.local.checking.verdict import Verdict, gpu_kinds, verdict_here, verdict_on
 from digenrl.local.processes.gpus import visible_cards
@@ -76,14 +76,14 @@ class CheckedRun:
     def _derived_values(self) -> Iterator[str]:
         """Report values that do not follow from the recipe alone, such as the value of "auto"."""
         recipe = self.recipe
-        yield from left_out(recipe)
+        yield from skipped_rows(recipe)
         if recipe.evaluation.prompts is None:
             yield f"evaluations measure {evaluated_on(len(held_out_rows(recipe)))}"
         decay = recipe.trainer.decay_steps
         if decay is not None and recipe.run.steps > decay:
             yield (
                 f"trainer.decay_steps: the learning rate is 0 after {decay} of {recipe.run.steps} "
-                "steps, and nothing is learned from there on; raise it with run.steps"
+                "steps, and the later steps do not learn; raise it with run.steps"
             )
         if recipe.schedule.max_staleness == "auto" and self.forecast is None:
             yield staleness_line(decide_at_start(recipe))
@@ -117,20 +117,20 @@ def check(
     elsewhere: bool = False,
     timing: bool = True,
     traced: bool = False,
-    counted: bool = False,
+    for_profile: bool = False,
     launch_us: str | None = None,
     say: ShowLine = ignore,
 ) -> CheckedRun:
     """Check all requirements of a run's start, with the options of `digenrl check`.
 
     Raises UserError with a line for each problem. ``timing``: forecast the step time as well as the
-    memory; ``counted``: also trace the inputs of a cost profile."""
+    memory; ``for_profile``: also trace the inputs of a cost profile."""
     recipe = load_recipe(path, options)
     if not elsewhere and make_own_prompts(recipe, say):
         recipe = load_recipe(path, options)
-    counted = traced and (counted or (profile is None and not has_profile(recipe)))
+    has_costs = profile is not None or has_profile(recipe)
     recipe, elsewhere, model_trace = _check_files(
-        recipe, elsewhere, counted if traced else None, say
+        recipe, elsewhere, for_profile or not has_costs if traced else None, say
     )
     forecast_on = partial(
         forecast, recipe, profile=profile, host_gpus=host_gpus, streamed=streamed,
@@ -147,13 +147,13 @@ def check(
 
 
 def _check_files(
-    recipe: Recipe, elsewhere: bool, counted: bool | None, say: ShowLine
+    recipe: Recipe, elsewhere: bool, for_profile: bool | None, say: ShowLine
 ) -> tuple[Recipe, bool, Trace | None]:
-    """Check the files of a recipe, or trace its model unless ``counted`` is None."""
-    if counted is not None:
-        return _traced(recipe, elsewhere, counted, say)
+    """Check the files of a recipe, or trace its model; ``for_profile`` is None without a trace."""
+    if for_profile is not None:
+        return _trace_model(recipe, elsewhere, for_profile, say)
     if elsewhere and not (recipe.model.folder / "model_index.json").is_file():
-        check_rest(recipe, elsewhere=True)
+        check_except_model(recipe, elsewhere=True)
     else:
         check_inputs(recipe, weights=not elsewhere, elsewhere=elsewhere)
     return recipe, elsewhere, None
@@ -164,8 +164,8 @@ def _decide(
     forecast_on: Callable[..., Forecast],
 ) -> tuple[Forecast | None, Verdict]:  # fmt: skip
     if pool is not None:
-        named = forecast_on(pool[1], option=pool[0])
-        return named, verdict_on(pool[1], named)
+        expected = forecast_on(pool[1], option=pool[0])
+        return expected, verdict_on(pool[1], expected)
     if elsewhere:
         return None, COMPLETE_RECIPE
     return _decide_here(recipe, profile, forecast_on)
@@ -177,10 +177,10 @@ def _decide_here(
     """Returns the verdict for this machine, and the forecast for its GPUs if a cost profile covers
     them."""
     cards = () if recipe.model.device == "cpu" else visible_cards()
-    named, expected = [card for card in cards if card.kind], None
-    if named and (profile is not None or has_profile(recipe)):
+    known_cards, expected = [card for card in cards if card.kind], None
+    if known_cards and (profile is not None or has_profile(recipe)):
         costs = load_profile(profile or profile_for(recipe))
-        kinds = gpu_kinds(named, costs)
+        kinds = gpu_kinds(known_cards, costs)
         try:
             expected = None if kinds is None else forecast_on(kinds)
         except UserError as error:
@@ -188,8 +188,8 @@ def _decide_here(
     return expected, verdict_here(recipe, runs_folder(), expected)
 
 
-def _traced(
-    recipe: Recipe, elsewhere: bool, is_counted: bool, say: ShowLine
+def _trace_model(
+    recipe: Recipe, elsewhere: bool, for_profile: bool, say: ShowLine
 ) -> tuple[Recipe, bool, Trace]:
     """Returns the recipe with the traced configuration, whether model and rewards are assumed to be
     on other hosts, and the trace."""
@@ -206,11 +206,11 @@ def _traced(
 
     setting = trace_setting(recipe, steady_fragment_size(recipe))
     model_trace = trace(recipe, setting, is_published=configuration.is_published, say=say)
-    if is_counted and recipe.model.trained == "lora":
-        from digenrl.trace.work import counted
+    if for_profile and recipe.model.trained == "lora":
+        from digenrl.trace.work import count_work
 
         say("tracing the network for several sizes of samples")
-        model_trace = model_trace.model_copy(update={"counted": counted(recipe, setting)})
+        model_trace = model_trace.model_copy(update={"counted": count_work(recipe, setting)})
     return recipe, elsewhere, model_trace
 
 

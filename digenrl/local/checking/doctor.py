@@ -53,9 +53,9 @@ from shared.store import open_store
 from shared.telemetry import public
 
 State = Literal["ok", "warning", "fault"]
-GPU_TRIAL_CODE = "from shared.diffusion.loading.device import tried_gpu; print(tried_gpu())"
+GPU_TRIAL_CODE = "from shared.diffusion.loading.device import try_gpu; print(try_gpu())"
 TIME_LAUNCHES = (
-    "from digenrl.trace.device_profile.launch_times import described_host; print(described_host())"
+    "from digenrl.trace.device_profile.launch_times import describe_host; print(describe_host())"
 )
 VARIABLES = frozenset(
     f"DIGENRL_{name.upper()}" for name in (*ServiceSettings.model_fields, "api_token")
@@ -228,7 +228,7 @@ async def _start_brokers(folder: Path) -> None:
 
 def proxy_findings() -> Iterator[Finding]:
     for kind, proxy in proxies().items():
-        text = f"{kind.upper()}_PROXY={public(proxy)}, but not for loopback and a run's own hosts"
+        text = f"{kind.upper()}_PROXY={public(proxy)}, except for loopback and the hosts of a run"
         yield Finding("proxy", "ok", text)
 
 

@@ -32,8 +32,8 @@ def check_inputs(
 
     Args:
         weights: the network's weights have to be there, not only configurations.
-        elsewhere: as in `check_rest`.
-        begun: as in `check_rest`.
+        elsewhere: as in `check_except_model`.
+        begun: as in `check_except_model`.
 
     Raises:
         UserError: with a line for everything that is missing.
@@ -42,7 +42,7 @@ def check_inputs(
     with faults.collected():
         _check_model(recipe, weights=weights, elsewhere=elsewhere)
     with faults.collected():
-        check_rest(recipe, elsewhere=elsewhere, begun=begun)
+        check_except_model(recipe, elsewhere=elsewhere, begun=begun)
     faults.raise_any()
     family = check_family(recipe.model.folder)
     for key, path in (("data", recipe.data.prompts), ("evaluation", recipe.evaluation.prompts)):
@@ -90,7 +90,7 @@ def check_folder(folder: Path) -> None:
         )
 
 
-def left_out(recipe: Recipe) -> list[str]:
+def skipped_rows(recipe: Recipe) -> list[str]:
     """Return a line for each file of prompts that has rows without one."""
     named = {"data": recipe.data.prompts, "evaluation": recipe.evaluation.prompts}
     numbers = {key: num_empty(path) for key, path in named.items() if path is not None}
@@ -145,7 +145,7 @@ def _check_source_tokens(recipe: Recipe) -> None:
         )
 
 
-def check_rest(recipe: Recipe, *, elsewhere: bool = False, begun: bool = False) -> None:
+def check_except_model(recipe: Recipe, *, elsewhere: bool = False, begun: bool = False) -> None:
     """Check everything that `check_inputs` does, except the model.
 
     Args:

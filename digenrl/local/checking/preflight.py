@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from digenrl.follow.steps import MetricTargets
 from digenrl.follow.steps import check_installed as check_targets
 from digenrl.hub.dataset import make_own_prompts
-from digenrl.local.checking.inputs import check_inputs, left_out
+from digenrl.local.checking.inputs import check_inputs, skipped_rows
 from digenrl.local.limits import MAX_GARBAGE, MAX_STORED_PER_S, MIN_FREE_BYTES, VACUUM_S
 from digenrl.local.processes.assignment import Assignment, assign_gpus
 from digenrl.local.processes.gpus import visible_cards
@@ -100,7 +100,7 @@ def prepare(request: UpRequest) -> LocalRun:
     for line in filter(None, (start.line, *notes)):
         request.say(line)
     check_inputs(recipe, begun=start.resumes)
-    for line in left_out(recipe):
+    for line in skipped_rows(recipe):
         request.say(line)
     check_targets(request.targets)
     gpus = check_machine(recipe, request.runs, 0 if start.resumes else disk_bytes(recipe))

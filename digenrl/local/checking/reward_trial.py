@@ -88,7 +88,7 @@ def as_lines(trial: RewardTrial) -> Iterator[str]:
     for each in trial.scores:
         text = f"no score: {each.reason}" if each.score is None else f"{each.score:.6g}"
         yield f"{each.image:{width}}  {text}"
-    where = "this environment" if trial.environment is None else "an environment of its own"
+    where = "this environment" if trial.environment is None else "its own environment"
     mean = "none" if trial.mean is None else f"{trial.mean:.6g}"
     yield (
         f"{trial.function}({', '.join(trial.parameters)}) in {where}: mean {mean} of "
@@ -154,13 +154,13 @@ def _metadata(prompts: Path | None, samples: Sequence[Pixels]) -> Metadata:
         )
     try:
         rows = read_rows(prompts)
-    except UserError as error:  # it names keys of a recipe
+    except UserError as error:  # the message names keys of a recipe
         message = str(error).replace("data.prompts:", "--prompts:", 1)
         raise UserError(message.partition(", or name the file as data.dataset")[0]) from error
     if len(rows) not in (1, len(samples)):
         raise UserError(
             f"--prompts: {prompts} has {len(rows)} prompts for {len(samples)} images; give one for "
-            "all, or one for each in the order of their names"
+            "all images, or one for each image in the order of the file names"
         )
     pairs = zip(rows * (len(samples) // len(rows)), samples, strict=True)
     return [_arguments(prompt, source, sample) for (prompt, source), sample in pairs]
@@ -202,7 +202,7 @@ def _trial(file: RewardFile, scores: list[RewardTrialResult], seconds: float) ->
         function=file.function,
         digest=file.digest,
         parameters=file.parameters.names,
-        environment=file.dependencies if file.is_alone else None,
+        environment=file.dependencies if file.has_own_environment else None,
         scores=scores,
         mean=math.fsum(numbers) / len(numbers) if numbers else None,
         seconds=seconds,

@@ -26,7 +26,7 @@ def measured_host(device: torch.device) -> HostCosts:
     )
 
 
-def described_host() -> str:
+def describe_host() -> str:
     """Measure the host of this process's GPU, and explain how plans use it."""
     host = measured_host(torch.device("cuda"))
     step, trained = host.step_launch_seconds * 1e6, host.training_launch_seconds * 1e6

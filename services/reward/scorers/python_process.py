@@ -118,7 +118,7 @@ def python_command(file: RewardFile) -> list[str]:
     Raises:
         UserError: one line that begins with `source`, if its packages cannot be installed.
     """
-    if not file.is_alone:
+    if not file.has_own_environment:
         return [sys.executable]
     command = [*_uv_run(file), "python"]
     try:
@@ -139,7 +139,7 @@ def python_command(file: RewardFile) -> list[str]:
 
 
 def _environment(file: RewardFile) -> dict[str, str]:
-    left_out = PYTHON_VARIABLES if file.is_alone else ()
+    left_out = PYTHON_VARIABLES if file.has_own_environment else ()
     return {name: value for name, value in os.environ.items() if name not in left_out}
 
 
@@ -151,7 +151,7 @@ def find_uv() -> str | None:
 
 def check_can_run(file: RewardFile) -> None:
     """Raises UserError if the file needs an environment of its own, and nothing here makes one."""
-    if file.is_alone and find_uv() is None:
+    if file.has_own_environment and find_uv() is None:
         raise UserError(
             f"source: {file.path} has inline metadata and needs uv for its environment; install "
             "uv, or remove the metadata and install its packages into the environment of DigenRL"

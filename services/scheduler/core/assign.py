@@ -74,7 +74,7 @@ def assign(
     pause = assigner.num_scanned // DEVICES_PER_EVENT
     if not tasks and pause == state.pause:
         return state, tasks
-    return replace(draft.done(assigner.first), pause=pause), tasks
+    return replace(draft.to_state(assigner.first), pause=pause), tasks
 
 
 @dataclass(slots=True)
@@ -304,7 +304,7 @@ class PooledAssigner:
 
 def issue(draft: StateDraft, worker: WorkerState, next_fragment: NextFragment) -> GenerateFragment:
     """Give a fragment to a device, in the draft."""
-    group = draft.group(draft.begin(next_fragment.batch), next_fragment.group)
+    group = draft.group(draft.open_batch(next_fragment.batch), next_fragment.group)
     policy = group.policy or draft.state.policy
     assert policy is not None
     given = (*next_fragment.fragment.given, (next_fragment.fragment.attempt, worker.address))
@@ -318,7 +318,7 @@ def issue(draft: StateDraft, worker: WorkerState, next_fragment: NextFragment) -
     draft.set_worker(replace(worker, assigned=(*worker.assigned, assigned)))
     if worker.lent_concurrency:
         draft.samples_left = max(0, draft.samples_left - fragment.num_samples)
-    prompt, window_start = draft.origin(next_fragment.batch, next_fragment.group)
+    prompt, window_start = draft.prompt_and_start(next_fragment.batch, next_fragment.group)
     return GenerateFragment(
         fragment=Fragment(
             batch=slot.batch,

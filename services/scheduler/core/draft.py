@@ -28,10 +28,10 @@ class StateDraft:
     _workers: dict[str, WorkerState] = field(default_factory=dict)
     _groups: dict[int, dict[int, GroupState]] = field(default_factory=dict)
     """Changed groups, by batch and index of the group."""
-    _begun: dict[int, BatchState] = field(default_factory=dict)
+    _new_batches: dict[int, BatchState] = field(default_factory=dict)
     """New batches, by number."""
     _origins: dict[tuple[int, int], tuple[Prompt, int]] = field(default_factory=dict)
-    """Results of `origin` by batch and group."""
+    """Results of `prompt_and_start` by batch and group."""
 
     def __post_init__(self) -> None:
         self.samples_left = self.state.tag.samples_left
@@ -42,23 +42,23 @@ class StateDraft:
     def set_worker(self, worker: WorkerState) -> None:
         self._workers[worker.address] = worker
 
-    def begin(self, index: int) -> BatchState:
+    def open_batch(self, index: int) -> BatchState:
         """Return a batch without the changes of this draft; create the batch if it is new."""
-        batch = self.state.find_batch(index) or self._begun.get(index)
+        batch = self.state.find_batch(index) or self._new_batches.get(index)
         if batch is None:
-            batch = self._begun[index] = new_batch(self.plan, index, self.now)
+            batch = self._new_batches[index] = new_batch(self.plan, index, self.now)
         return batch
 
     def group(self, batch: BatchState, index: int) -> GroupState:
-        """Return a group with the changes of this draft; ``batch`` is a result of `begin`."""
+        """Return a group with the changes of this draft; ``batch`` is a result of `open_batch`."""
         changed = self._groups.get(batch.index)
         return (changed and changed.get(index)) or batch.groups[index]
 
     def set_group(self, batch: int, index: int, group: GroupState) -> None:
         self._groups.setdefault(batch, {})[index] = group
 
-    def origin(self, batch: int, group: int) -> tuple[Prompt, int]:
-        """Return a group's prompt and the first step of its window; cached for its fragments."""
+    def prompt_and_start(self, batch: int, group: int) -> tuple[Prompt, int]:
+        """Return a group's prompt and the first step of its window, from a cache."""
         cached = self._origins.get((batch, group))
         if cached is None:
             plan = self.plan
@@ -68,14 +68,14 @@ class StateDraft:
             )
         return cached
 
-    def done(self, first: dict[int, int]) -> State:
+    def to_state(self, first: dict[int, int]) -> State:
         """Return the state with all changes.
 
         Args:
             first: for each batch, the first group that may have unissued fragments.
         """
         state = self.state
-        batches = (*state.batches, *self._begun.values())
+        batches = (*state.batches, *self._new_batches.values())
         batches = tuple(
             batch.with_groups(self._groups.get(batch.index, {}), first.get(batch.index, 0))
             if batch.index in self._groups or batch.index in first

@@ -6,24 +6,24 @@ from services.scheduler.costs.profile import Profile, Role, device
 from shared.recipe.schedule import Schedule
 
 TARGET_ROWS = 8
-"""Rows of a training pass that a member keeps room for, and below which a way to more of them is
-looked for."""
+"""Rows of a training pass for which a member reserves memory. The planner searches for a remedy if
+fewer rows fit."""
 
 
 def training_role(schedule: Schedule) -> Role:
-    """Return the role of the devices that train: a member that generates holds all of the model."""
+    """Return the role of the devices that train; a member that generates needs the whole model."""
     return "member" if schedule.trainer_generates else "trainer"
 
 
 def fits(profile: Profile, kind: str, role: Role) -> str | None:
     """Return why a device of this kind cannot hold the model in this role; None if it can."""
     needed = _needed_gib(profile, kind, role)
-    has = device(profile, kind).memory_gib
-    if needed <= has * profile.memory_share:
+    available = device(profile, kind).memory_gib
+    if needed <= available * profile.memory_share:
         return None
-    who = "device that generates and trains" if role == "member" else f"{role} device"
-    reason = f"{profile.name} needs {needed:.4g} GiB on a {who}; {kind} has {has:g} GiB"
-    return reason if needed > has else f"{reason}, of which {profile.memory_share:.0%} count"
+    role_text = "device that generates and trains" if role == "member" else f"{role} device"
+    reason = f"{profile.name} needs {needed:.4g} GiB on a {role_text}; {kind} has {available:g} GiB"
+    return reason if needed > available else f"{reason}, of which {profile.memory_share:.0%} count"
 
 
 def _needed_gib(profile: Profile, kind: str, role: Role) -> float:
@@ -48,22 +48,22 @@ def holds_fragments(profile: Profile, kind: str, role: Role, samples: int) -> bo
 
 
 def pass_rows(profile: Profile, kind: str, role: Role) -> int:
-    """Return the rows of a training pass on a device of this kind: at most the rows of a whole
-    group, and the largest number that fits among the numbers that a trainer would choose."""
-    variant, most = profile.variant, profile.shape.group_size
+    """Return the rows of a training pass on a device of this kind: the largest number that a
+    trainer can choose and that fits, limited to the rows of a group."""
+    variant, max_rows = profile.variant, profile.shape.group_size
     if not variant.row_gib:
-        return most
-    return min(most, chosen_rows(profile, fitting_rows(profile, kind, role)))
+        return max_rows
+    return min(max_rows, chosen_rows(profile, fitting_rows(profile, kind, role)))
 
 
 def fitting_rows(profile: Profile, kind: str, role: Role) -> int:
-    """Return how many rows of a training pass fit such a device, at least one."""
-    variant, has = profile.variant, device(profile, kind).memory_gib
-    without = variant.member_pass_gib if role == "member" else variant.pass_gib
-    return max(1, int((has * profile.memory_share - without) / variant.row_gib))
+    """Return the number of rows of a training pass that fit on a device; at least one."""
+    variant, available = profile.variant, device(profile, kind).memory_gib
+    fixed = variant.member_pass_gib if role == "member" else variant.pass_gib
+    return max(1, int((available * profile.memory_share - fixed) / variant.row_gib))
 
 
 def chosen_rows(profile: Profile, fitting: int) -> int:
-    """Return the rows that a trainer chooses, halving the group until it fits."""
+    """Return the rows that a trainer chooses: it halves the rows of a group until they fit."""
     sizes = profile.variant.pass_sizes or (fitting,)
     return max((size for size in sizes if size <= fitting), default=min(sizes))

@@ -87,7 +87,7 @@ def run_figures(scheduler: Scheduler, since: float) -> RunFigures:
     """Return the figures of the run for alarms.
 
     Args:
-        since: monotonic time at which this scheduler began to command.
+        since: monotonic time at which this scheduler became active.
     """
     run = run_view(scheduler)
     newest_commit = max([since, *scheduler.committed_at[-1:]])
@@ -119,8 +119,8 @@ def waiting_for(state: State) -> WaitsFor:
     batch = state.batch
     if batch is None:
         return "trainer"  # commits the first version
-    cut = sum(group.num_cut for group in batch.groups)
-    if batch.count("pending") or batch.count("issued") or not cut:
+    num_samples = sum(group.num_cut for group in batch.groups)  # of all fragments
+    if batch.count("pending") or batch.count("issued") or not num_samples:
         return "rollout"
     return "reward" if batch.count("generated") else "trainer"
 
@@ -267,13 +267,13 @@ def drain_obstacle(scheduler: Scheduler, worker: str) -> str:
 
 
 async def batch_views(scheduler: Scheduler, limit: int, before: int | None) -> list[BatchView]:
-    """Return the newest ``limit`` batches below ``before``, newest first; reads no others."""
+    """Return the newest ``limit`` batches below ``before``, newest first; read only these."""
     newest = scheduler.chain.version
     end = newest + 2 if before is None else before
     running = [b for b in reversed(scheduler.state.batches) if newest <= b.index < end]
     current = [_in_flight_view(scheduler.state, batch) for batch in running[:limit]]
     number = min(limit - len(current), max(0, min(end, newest)))
-    steps = await scheduler.chain.page(end + 1, number)  # batch k made version k + 1
+    steps = await scheduler.chain.page(end + 1, number)  # batch k creates version k + 1
     return [*current, *map(committed_batch, steps)]
 
 

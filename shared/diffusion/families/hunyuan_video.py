@@ -11,8 +11,9 @@ from shared.diffusion.loading.models import Conditions, without_masks
 class HunyuanVideo(Family):
     @staticmethod
     def prepare(network: nn.Module) -> nn.Module:
-        """Remove the mask from every attention: it is all ones, as texts have no padding here, and
-        with a mask torch cannot use flash attention."""
+        """Remove the mask from every attention, so that torch can use flash attention.
+
+        Prompts are not padded, so all elements of the mask are 1."""
         for name, module in network.named_modules():
             if name.endswith(".attn"):
                 module.register_forward_pre_hook(_without_mask, with_kwargs=True)
@@ -20,7 +21,7 @@ class HunyuanVideo(Family):
 
     @property
     def lora_excluded(self) -> tuple[str, ...]:
-        return ("context_embedder",)  # its refiner of text tokens has layers of the same names
+        return ("context_embedder",)  # the token refiner has layers with the names of LoRA targets
 
     def encode_prompt(self, prompt: str, *, negative: str | None) -> Conditions:
         text, pooled, mask = self.pipeline.encode_prompt(

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from shared.diffusion.loading.device import is_out_of_memory
-from shared.diffusion.loading.experts import name_networks
+from shared.diffusion.loading.experts import named_networks
 
 MAX_REASON = 300
 """Characters quoted of a compiler's message."""
@@ -120,7 +120,7 @@ def compile_blocks(
 
     limits.recompile_limit = max(limits.recompile_limit, SHAPES)
     blocks = CompiledBlocks(
-        [block for each in name_networks(network).values() for block in _find_blocks(each)]
+        [block for each in named_networks(network).values() for block in _find_blocks(each)]
     )
     if not blocks.blocks:
         blocks.give_up(f"{type(network).__name__} names no blocks that it repeats")

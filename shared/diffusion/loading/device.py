@@ -73,7 +73,7 @@ def unusable_gpu(index: int, error: Exception) -> UserError:
     )
 
 
-def tried_gpu() -> str:
+def try_gpu() -> str:
     """Returns what this process's GPU is and has free, once it has computed a matrix product."""
     free, _ = torch.cuda.mem_get_info(own_device())
     gpu = torch.cuda.get_device_properties(0)

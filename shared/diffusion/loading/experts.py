@@ -1,4 +1,4 @@
-"""Two networks that look like one: each row goes through the one for its noise (Wan2.2)."""
+"""A network of two experts: the noise level of a row selects its expert (Wan2.2)."""
 
 from collections.abc import Callable, Mapping
 from copy import copy
@@ -14,10 +14,10 @@ HIGH, LOW = EXPERTS.values()
 
 
 class Experts(nn.Module):
-    """Holds the expert for high noise and the one for low noise under the names of their folders,
-    which the names of their parameters begin with.
+    """Holds two experts, one for high noise and one for low noise.
 
-    Besides `forward` it has what the rest of the project asks of a network of diffusers.
+    The name of an expert is the name of its folder, and the prefix of its parameters. The class has
+    the methods of a network of diffusers that the project uses.
     """
 
     def __init__(self, high: nn.Module, low: nn.Module, *, boundary: float) -> None:
@@ -46,19 +46,19 @@ class Experts(nn.Module):
     ) -> tuple[Tensor]:
         """Returns velocities (B, ...) from latents (B, ...), timestep (B,) and tensors of B rows.
 
-        The host selects the expert: an expert without rows does not run.
+        The CPU selects the experts: an expert without rows does not run.
         """
         is_high = self.is_high(timestep)
         if bool(is_high.all()):
             return self._run(HIGH, hidden_states, timestep, inputs)
         if not bool(is_high.any()):
             return self._run(LOW, hidden_states, timestep, inputs)
-        sides = {HIGH: is_high.nonzero().flatten(), LOW: (~is_high).nonzero().flatten()}
+        rows_by_expert = {HIGH: is_high.nonzero().flatten(), LOW: (~is_high).nonzero().flatten()}
         outputs = [
             self._run(name, hidden_states[rows], timestep[rows], take_rows(inputs, rows))[0]
-            for name, rows in sides.items()
+            for name, rows in rows_by_expert.items()
         ]
-        order = torch.cat(list(sides.values())).argsort()
+        order = torch.cat(list(rows_by_expert.values())).argsort()
         return (torch.cat(outputs)[order],)
 
     def is_high(self, timestep: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class Experts(nn.Module):
         return (velocity,)
 
     def add_adapter(self, config: Any, adapter_name: str) -> None:
-        """Adds an adapter to each expert of which ``config``, of peft, names layers."""
+        """Adds an adapter to each expert with layers in ``config``, a configuration of peft."""
         for name, network in self.networks.items():
             prefix = f"{name}."
             layers = {
@@ -96,14 +96,15 @@ class Experts(nn.Module):
             network.set_attention_backend(backend)  # type: ignore[operator]
 
 
-def name_networks(network: nn.Module) -> Mapping[str, nn.Module]:
-    """Returns diffusers' networks of a model by the names of their folders, and how the names of
-    their parameters begin."""
+def named_networks(network: nn.Module) -> Mapping[str, nn.Module]:
+    """Returns the diffusers networks of a model by folder name.
+
+    With two experts, the folder name is also the prefix of the parameter names."""
     return network.networks if isinstance(network, Experts) else {HIGH: network}
 
 
 def _names(networks: Mapping[str, nn.Module], attribute: str) -> list[str]:
-    """Joins a list that every network may have, each name once."""
+    """Returns the union of a list attribute of the networks, without duplicates."""
     lists = (getattr(network, attribute, None) or () for network in networks.values())
     return list(dict.fromkeys(name for names in lists for name in names))
 

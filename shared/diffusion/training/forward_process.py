@@ -2,17 +2,18 @@
 
 No denoising path is stored and no log-prob is needed, so samples may come from any sampler; here it
 is the ODE. A sample x0 is mixed with fresh noise, x_s = (1 - s) x0 + s noise, at sigmas of the
-sampling schedule, and the network's velocity v is compared with the old policy's v_old along two
-branches, of which a good sample strengthens the first and a bad one the second:
+sampling schedule. The loss has two branches, which combine the network's velocity v with the old
+policy's v_old. A good sample has more weight in the branch v+, a bad sample in the branch v-:
 
     v+ = b v + (1 - b) v_old        v- = (1 + b) v_old - b v        x0(v) = x_s - s v
     L = mean |x0(v) - x0|^2 / max(mean |x0(v) - x0|, 1e-5) of a branch, divisor without gradient
     loss = c (p L+ + (1 - p) L-) / b = A (L+ - L-) / 2b + c (L+ + L-) / 2b
     p = 1/2 + A / 2c,   A clipped to +-c
 
-The old policy is a slow average of the trained one (`old_policy_decay`). It generates the samples,
-and the second part of the loss holds the trained one near it; where both are the same, that part
-has no gradient, b cancels out of the first one, and v_old needs no pass of its own.
+The old policy is a moving average of the trained policy (`old_policy_decay`), and generates the
+samples. The second term of the loss keeps the trained policy near the old policy. If both policies
+are equal, the second term has no gradient, b cancels out of the first term, and v_old needs no
+separate pass.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,7 +42,7 @@ MIN_DISTANCE = 1e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedGroup:
-    """Holds G samples, each of which is trained at K sigmas of its own."""
+    """Holds G samples. Each sample is trained at K sigmas, which differ between samples."""
 
     samples: Tensor
     """(G, ...) latents without noise."""
@@ -62,13 +63,13 @@ class FinishedGroup:
         return samples, steps
 
     def picked(self, samples: Sequence[int]) -> "FinishedGroup":
-        these = list(samples)
+        indices = list(samples)
         return replace(
             self,
-            samples=self.samples[these],
-            seeds=tuple(self.seeds[sample] for sample in these),
-            indices=self.indices[these],
-            advantages=self.advantages[these],
+            samples=self.samples[indices],
+            seeds=tuple(self.seeds[sample] for sample in indices),
+            indices=self.indices[indices],
+            advantages=self.advantages[indices],
         )
 
     def with_advantage(self) -> "FinishedGroup":
@@ -101,21 +102,21 @@ class FinishedGroup:
             yield NoisedSamples.mixed(clean, noise, sigma, advantage, conditions, device)
 
     def _noise(self, seed: int, index: int) -> Tensor:
-        """Draws noise (...), the same for a sample and a sigma however the group is cut."""
+        """Draws noise (...), which does not depend on the division of the group into slices."""
         generator = torch.Generator().manual_seed(derive(seed, "nft", index))
         return torch.randn(self.samples.shape[1:], generator=generator)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoisedSamples:
-    """Holds B rows. The rows of pairs are the best samples of all pairs, then the worst."""
+    """Holds B rows. With pairs, the better samples of all pairs come first, then the worse ones."""
 
     noised: Tensor
     """(B, ...)"""
     sigma: Tensor
     """(B,)"""
     clean: Tensor
-    """(B, ...) samples that ``noised`` was made of."""
+    """(B, ...) samples without noise."""
     advantage: Tensor
     """(B,), or (B / 2,) margins of pairs."""
     conditions: Conditions
@@ -126,8 +127,9 @@ class NoisedSamples:
         cls, clean: Tensor, noise: Tensor, sigma: Tensor, advantage: Tensor,
         conditions: Conditions, device: torch.device,
     ) -> Self:  # fmt: skip
-        """Mix clean samples (B, ...) with noise (B, ...) at sigma (B,), on the device; all have the
-        same conditions (1, ...), which are there already."""
+        """Mix clean samples (B, ...) with noise (B, ...) at sigma (B,); return rows on the device.
+
+        The conditions (1, ...) are the same for all rows, and are already on the device."""
         s = sigma.reshape(-1, *([1] * (clean.dim() - 1)))
         return cls(
             noised=to_device((1 - s) * clean + s * noise, device),
@@ -139,18 +141,18 @@ class NoisedSamples:
 
 
 @dataclass(frozen=True, slots=True)
-class LossBranches:
-    """Holds both parts of the loss."""
+class LossParts:
+    """The terms of the loss per row."""
 
     surrogate: Surrogate
-    """The part in proportion to the advantage. It has no ratio, which counts as 1."""
+    """Term in proportion to the advantage, with a ratio of 1."""
     constant: Tensor
-    """(B,)"""
+    """(B,), term without the advantage."""
 
 
 def branches(
     velocity: Tensor, old: Tensor, rows: NoisedSamples, *, beta: float, advantage_clip: float
-) -> LossBranches:
+) -> LossParts:
     """Return the loss of each row from velocities (B, ...) of the trained and the old policy, by
     the formulas of the module."""
     velocity = velocity.to(torch.promote_types(velocity.dtype, torch.float32))
@@ -161,7 +163,7 @@ def branches(
     per_row = advantage * (good - bad) / (2 * beta)
     ones = torch.ones_like(per_row.detach())
     constant = advantage_clip * (good + bad) / (2 * beta)
-    return LossBranches(Surrogate(per_row, ones, ones, ones), constant)
+    return LossParts(Surrogate(per_row, ones, ones, ones), constant)
 
 
 def _branch(velocity: Tensor, rows: NoisedSamples) -> Tensor:
@@ -172,7 +174,7 @@ def _branch(velocity: Tensor, rows: NoisedSamples) -> Tensor:
 
 
 def pack_finished(denoising: Denoising, seeds: Sequence[int]) -> bytes:
-    """Packs finished samples (B, ...) and the seeds that they were made with, for the store."""
+    """Packs finished samples (B, ...) and their seeds for the store."""
     check_latents("samples", denoising.latents)
     return pack({"samples": denoising.latents, "seeds": torch.tensor(seeds)})
 

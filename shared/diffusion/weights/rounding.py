@@ -1,9 +1,9 @@
-"""Rounds flat float32 tensors to 8 or 4 bits per number: what crosses slow lines.
+"""Rounds flat float32 tensors to 8 or 4 bits per number for transfers over slow lines.
 
 Each block of 64 numbers has one scale, a power of two: numbers are codes times 2^exponent. Products
-with a power of two are exact, so every device finds the same bits, and rounding what was rounded
-changes nothing. An error is at most half of the scale. The caller adds the residual to the next
-tensor (error feedback).
+with a power of two are exact, so all devices decode the same bits, and rounding is idempotent. The
+error is at most half of the scale. The caller adds the residual to the next tensor (error
+feedback).
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,33 +29,33 @@ int8."""
 @torch.no_grad()
 def encode(flat: Tensor, level: Level) -> Encoded:
     """Round a tensor (n,) of finite numbers; not for the level ``exact``."""
-    most = MAX_CODE[level]
+    max_code = MAX_CODE[level]
     blocks = torch.nn.functional.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)
     largest = blocks.abs().amax(1)
-    exponents = torch.frexp(largest / (most + 0.5)).exponent
+    exponents = torch.frexp(largest / (max_code + 0.5)).exponent
     exponents = exponents.clamp(MIN_EXPONENT, MAX_EXPONENT)
-    codes = (blocks * _power_of_two(-exponents)[:, None]).round_().clamp_(-most, most)
+    codes = (blocks * _power_of_two(-exponents)[:, None]).round_().clamp_(-max_code, max_code)
     if level == "int4":
-        high, low = (codes + most + 1).to(torch.uint8).view(-1, BLOCK // 2, 2).unbind(2)
+        high, low = (codes + max_code + 1).to(torch.uint8).view(-1, BLOCK // 2, 2).unbind(2)
         return {CODES: high * 16 + low, EXPONENTS: exponents.to(torch.int8)}
     return {CODES: codes.to(torch.int8), EXPONENTS: exponents.to(torch.int8)}
 
 
 @torch.no_grad()
-def decode(found: Encoded, size: int) -> Tensor:
-    """Return the numbers (size,) that were encoded.
+def decode(encoded: Encoded, size: int) -> Tensor:
+    """Return the rounded numbers (size,).
 
     Raises:
-        ContractError: if it is no encoded tensor of this size.
+        ContractError: if ``encoded`` is not a tensor of this size in either format.
     """
-    blocks, shapes = -(-size // BLOCK), {n: (tuple(t.shape), t.dtype) for n, t in found.items()}
+    blocks, shapes = -(-size // BLOCK), {n: (tuple(t.shape), t.dtype) for n, t in encoded.items()}
     scales = ((blocks,), torch.int8)
-    known = [((blocks, BLOCK), torch.int8), ((blocks, BLOCK // 2), torch.uint8)]
-    if shapes not in [{CODES: each, EXPONENTS: scales} for each in known]:
-        raise ContractError(f"no rounded numbers of {size}: {str(shapes)[:200]}")
-    codes, exponents = found[CODES], found[EXPONENTS]
+    formats = [((blocks, BLOCK), torch.int8), ((blocks, BLOCK // 2), torch.uint8)]
+    if shapes not in [{CODES: each, EXPONENTS: scales} for each in formats]:
+        raise ContractError(f"not an encoded tensor of {size} numbers: {str(shapes)[:200]}")
+    codes, exponents = encoded[CODES], encoded[EXPONENTS]
     if exponents.min() < MIN_EXPONENT or exponents.max() > MAX_EXPONENT:
-        raise ContractError("rounded numbers that are not finite")
+        raise ContractError("the encoded tensor has numbers that are not finite")
     if codes.dtype == torch.uint8:
         halves = torch.stack((codes // 16, codes % 16), 2).view(-1, BLOCK)
         codes = halves.to(torch.int8) - (MAX_CODE["int4"] + 1)
@@ -63,7 +63,7 @@ def decode(found: Encoded, size: int) -> Tensor:
 
 
 def rounded(flat: Tensor, level: Level) -> Tensor:
-    """Return the numbers (n,) that a reader of the encoded tensor finds."""
+    """Return the numbers (n,) after encoding and decoding."""
     return flat if level == "exact" else decode(encode(flat, level), len(flat))
 
 

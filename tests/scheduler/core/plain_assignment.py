@@ -28,7 +28,7 @@ def assign(plan: Plan, state: State, now: float) -> tuple[State, list[GenerateFr
         worker, work = choice
         draft = StateDraft(plan, state, now)
         tasks.append(issue(draft, worker, work))
-        state = draft.done({})
+        state = draft.to_state({})
 
 
 def _choose(plan: Plan, state: State, now: float) -> tuple[WorkerState, NextFragment] | None:

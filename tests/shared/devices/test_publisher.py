@@ -14,7 +14,7 @@ from shared.process.worker import WorkerContext
 from shared.run.previews import PreviewRule, preview_key
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
-from shared.store.previews import unpacked_previews
+from shared.store.previews import unpack_previews
 from tests import examples
 from tests.scheduler.shell.served import Outbox
 
@@ -42,7 +42,7 @@ async def test_previews_are_kept_of_chosen_groups_and_are_no_reason_to_fail(tmp_
         await publish(publisher, batch, group, media)
     assert await store.keys("test/previews") == [preview_key("test", 3, 0, 2, 1)]
     stored = await store.read(preview_key("test", 3, 0, 2, 1))
-    assert stored is not None and len(unpacked_previews(stored)) == 2
+    assert stored is not None and len(unpack_previews(stored)) == 2
     (tmp_path / "test" / "previews").rename(tmp_path / "old")
     (tmp_path / "test" / "previews").write_text("a file where the folder was")
     await publish(publisher, 3, 0, MEDIA)

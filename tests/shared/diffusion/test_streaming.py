@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.diffusion.generation import Generator
-from shared.diffusion.loading.experts import name_networks
+from shared.diffusion.loading.experts import named_networks
 from shared.diffusion.loading.host_memory import HostMemory, PinnedMemory, piece_sizes
 from shared.diffusion.loading.models import ModelAdapter
 from shared.diffusion.loading.recomputation import checkpoint_blocks
@@ -214,5 +214,5 @@ def test_pinned_memory_is_taken_in_powers_of_two_and_gives_back_the_same_bytes(
 def blocks(network: nn.Module) -> list[nn.ModuleList | nn.Sequential]:
     """Returns the lists of blocks of a network, or of two, as diffusers streams them: layers that
     merely follow each other are such a list as well."""
-    parts = [each for part in name_networks(network).values() for each in part.children()]
+    parts = [each for part in named_networks(network).values() for each in part.children()]
     return [each for each in parts if isinstance(each, nn.ModuleList | nn.Sequential)]

@@ -9,7 +9,7 @@ import safetensors.numpy
 from PIL import Image
 
 from shared.errors import ContractError
-from shared.store.previews import MAX_SIDE, content_type, packed_previews, unpacked_previews
+from shared.store.previews import MAX_SIDE, content_type, pack_previews, unpack_previews
 
 MOST = 8192
 
@@ -17,7 +17,7 @@ MOST = 8192
 def previews_of(*shape: int) -> list[bytes]:
     noise = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     raw = safetensors.numpy.save({"images": noise})
-    return unpacked_previews(packed_previews(raw, MOST))
+    return unpack_previews(pack_previews(raw, MOST))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_even_of_noise_a_preview_is_small(shape: tuple[int, ...], size: tuple[in
 def test_of_a_video_it_is_the_middle_frame_and_a_small_picture_stays_as_it_is() -> None:
     video = np.zeros((1, 3, 1, 4, 4), np.uint8)
     video[0, 1] = 77
-    [found] = unpacked_previews(packed_previews(safetensors.numpy.save({"images": video}), MOST))
+    [found] = unpack_previews(pack_previews(safetensors.numpy.save({"images": video}), MOST))
     assert content_type(found) == "image/png"
     assert Image.open(io.BytesIO(found)).getpixel((2, 2)) == 77
 
@@ -48,4 +48,4 @@ def test_of_a_video_it_is_the_middle_frame_and_a_small_picture_stays_as_it_is() 
 @pytest.mark.parametrize("data", [b"", b"<svg>", msgpack.packb({}), msgpack.packb([b"<svg>"])])
 def test_nothing_else_is_taken_for_previews(data: bytes) -> None:
     with pytest.raises(ContractError):
-        unpacked_previews(data)
+        unpack_previews(data)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from shared.diffusion.families.base import NEGATIVE, Family
-from shared.diffusion.loading.experts import name_networks
+from shared.diffusion.loading.experts import named_networks
 from shared.diffusion.loading.models import IMAGE, Conditions, repeat_rows
 from shared.diffusion.loading.recomputation import checkpoint_blocks
 from shared.diffusion.weights.trained_weights import trained_parameters
@@ -110,7 +110,7 @@ def test_the_gradient_by_the_conditional_half_is_that_of_a_loop_that_detaches(
         wanted = gradient(family, model, plain)
     finally:
         model.cfg_gradient = "both"
-        for each in name_networks(model.transformer).values():
+        for each in named_networks(model.transformer).values():
             each.disable_gradient_checkpointing()  # type: ignore[operator]
     assert distance(found, wanted) <= 1e-6
     assert distance(both, wanted) > 0.05, "both halves give another one"
@@ -132,7 +132,7 @@ def test_a_training_pass_takes_half_of_the_operations_of_a_backward_pass(
             gradient(family, model, ours, forward_only=kind is None)
         found[kind] = counter.get_total_flops()
     model.cfg_gradient = "both"
-    for each in name_networks(model.transformer).values():
+    for each in named_networks(model.transformer).values():
         each.disable_gradient_checkpointing()  # type: ignore[operator]
     half = (found["both"] + found[None]) / 2
     assert found["conditional"] == pytest.approx(half, rel=0.04 if family in OWN_LENGTHS else 0)
