@@ -44,7 +44,6 @@ from shared.messages.records import (
     Text,
     Token,
     is_empty,
-    is_exact,
     wire_name,
 )
 
@@ -189,7 +188,7 @@ class ExchangeSums(RoundMessage):
     sites: Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(exclude_if=is_empty)] = ()
     """Hosts per site, whose sums are added before they cross to other sites; empty: they exchange
     directly."""
-    up: Annotated[Level, Field(exclude_if=is_exact)] = "exact"
+    up: Annotated[Level, Field(exclude_if="exact".__eq__)] = "exact"
     """How sums are rounded on their way to the committer."""
 
     @model_validator(mode="after")
@@ -237,7 +236,7 @@ class TakeStep(UpdateMessage):
     scale: FiniteFloat
     """Norm, finiteness and scale are the committer's, so that all steps have the same bits."""
     committer: Token
-    down: Annotated[Level, Field(exclude_if=is_exact)] = "exact"
+    down: Annotated[Level, Field(exclude_if="exact".__eq__)] = "exact"
     """How the change to the next version is rounded."""
 
 

@@ -80,11 +80,6 @@ class ExchangeLevels(Record):
     """The sums of gradients, in the batch's last update."""
 
 
-def is_exact(level: object) -> bool:
-    """Leave the level of what is not rounded out of a record (`exclude_if`)."""
-    return level == "exact"
-
-
 def is_none(value: object) -> bool:
     """Leave an absent value out of a record (`exclude_if`)."""
     return value is None

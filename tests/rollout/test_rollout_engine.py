@@ -1,5 +1,7 @@
 """A rollout worker's device: the demo's model, which generates."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,12 +9,14 @@ from services.rollout.rollout_engine import RolloutEngine
 from services.rollout.service import as_here
 from shared.devices.protocols import GeneratedFragment
 from shared.diffusion.sampling.tensors import pack, unpack
+from shared.diffusion.weights.rounding import add_flat, decode, encode
 from shared.diffusion.weights.trained_weights import weights_digest
 from shared.errors import ContractError, IntegrityError, UserError
 from shared.messages.contracts import Policy, Prompt
 from shared.models.memory import WeightsHolding
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import override
+from shared.run.manifest import CHANGE
 from tests import examples
 from tests.shared.diffusion.digits import PROMPT, adapter, load_digits
 from tests.shared.diffusion.digits import RECIPE as DIGITS
@@ -60,6 +64,24 @@ async def test_staged_weights_are_in_use_once_they_are_adopted(
     with pytest.raises(IntegrityError, match="another adapter"):
         await engine.stage(one_object(pack({"other": torch.zeros(1)})))
     assert engine.weights_digest() == staged.digest
+
+
+async def test_a_change_is_added_to_the_weights_in_use(
+    engine: RolloutEngine, versions: list[bytes]
+) -> None:
+    await (await engine.stage(one_object(versions[0]))).adopt()
+    before = unpack(versions[0])
+    change = encode(torch.randn(sum(each.numel() for each in before.values())), "int4")
+    after = {name: each.clone() for name, each in before.items()}
+    names = sorted(after)
+    add_flat([after[name] for name in names], decode(change, sum(map(torch.numel, after.values()))))
+    ref = examples.ref(f"weights/1{CHANGE}")
+    staged = await engine.stage(replace(one_object(pack(dict(change))), ref=ref))
+    assert staged.digest == weights_digest(after) != engine.weights_digest()
+    await staged.adopt()
+    assert engine.weights_digest() == staged.digest
+    with pytest.raises(ContractError, match="no rounded numbers"):
+        await engine.stage(replace(one_object(versions[0]), ref=ref))
 
 
 def test_a_worker_may_stream_what_the_recipe_keeps_on_the_device(
