@@ -26,6 +26,9 @@ WORKER: dict[str, Any] = {
     "refused": None, "drain": "no", "lent": False, "loan_number": None,
     "seconds_per_sample": 0.42, "num_in_hand": 2, "seconds_per_gradient": None,
     "seconds_since_seen": 0.3, "memory_shortage": None,
+    "bytes_up": 0, "seconds_up": 0.0, "mbits_up": None,
+    "bytes_down": 0, "seconds_down": 0.0, "mbits_down": None, "round_trip_seconds": None,
+    "declines": "",
 }  # fmt: skip
 LOAD: dict[str, Any] = {
     "samples_per_second": 10.0, "forecast_samples_per_second": 20.0,
