@@ -4,6 +4,7 @@ import atexit
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,10 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from digenrl.api.client import Client
-from digenrl.local.processes.gpus import visible_gpus
 from digenrl.reward_server import Reward, RewardServer
-from shared.errors import UserError
-from shared.learning.prompts import read_prompts
 
 COMMAND = [sys.executable, "-P", "-m", "digenrl"]
 DEFAULTS: Mapping[str, Any] = {
@@ -148,11 +146,9 @@ def train(
         if server is not None:
             _check(server, {each["key"]: each["value"] for each in shown}, rows)
         return _started(root / name, file, server)
-    except BaseException as error:
+    except BaseException:
         if server is not None:
             server.close()
-        if isinstance(error, UserError):
-            raise TrainingFailed(str(error)) from error
         raise
 
 
@@ -167,7 +163,7 @@ def _prompts_file(prompts: Prompts, file: Path) -> Path:
 def _write(file: Path, base: str | Path | None, tables: Mapping[str, Any]) -> None:
     """Write a recipe, and fetch the model that it names on the hub."""
     if base is None:
-        device = {} if visible_gpus() else {"model.device": "cpu"}
+        device = {} if _has_gpu() else {"model.device": "cpu"}
         tables = {**DEFAULTS, **device, **tables}
     else:  # one that comes with DigenRL has no file here
         tables = {"base": Path(base).resolve() if Path(base).exists() else base, **tables}
@@ -227,9 +223,34 @@ def _check(server: RewardServer, keys: Mapping[str, Any], prompts: Path) -> None
 
     frames = [keys["model.frames"]] if keys["model.frames"] > 1 else []
     shape = (*frames, keys["model.height"], keys["model.width"], 3)
-    first = read_prompts(prompts)[0]
-    metadata = {"prompt": first.text, **first.metadata}
-    server.score(np.random.default_rng(0).integers(0, 256, shape, np.uint8), metadata)
+    row = _first_row(prompts)
+    if row is not None:
+        server.score(np.random.default_rng(0).integers(0, 256, shape, np.uint8), row)
+
+
+def _first_row(prompts: Path) -> Mapping[str, Any] | None:
+    """Return the first row of a text file or of JSON lines; None for other files.
+
+    Raises:
+        TrainingFailed: if the file cannot be read, or is empty.
+    """
+    if prompts.suffix not in (".txt", ".jsonl"):
+        return None
+    try:
+        lines = [line for line in prompts.read_text().splitlines() if line.strip()]
+    except OSError as error:
+        raise TrainingFailed(f"prompts: {prompts} cannot be read: {error.strerror}") from error
+    if not lines:
+        raise TrainingFailed(f"prompts: {prompts} holds no prompt; give one at least")
+    row: Mapping[str, Any] = json.loads(lines[0]) if prompts.suffix == ".jsonl" else {}
+    return row or {"prompt": lines[0]}
+
+
+def _has_gpu() -> bool:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return visible.strip() not in ("", "-1")
+    return shutil.which("nvidia-smi") is not None
 
 
 def _toml(value: Any) -> str:

@@ -78,10 +78,12 @@ def test_make_install_brings_what_shipped_recipes_and_the_demo_use() -> None:
 
 
 def test_the_image_of_the_reward_service_can_run_every_reward() -> None:
-    (line,) = [line for line in DOCKERFILE.splitlines() if "--extra reward" in line]
-    words = line.split()
-    installed = {words[i + 1] for i, word in enumerate(words) if word == "--extra"}
-    assert {kind.extra for kind in KINDS.values()} <= installed
+    lines = [line for line in DOCKERFILE.splitlines() if "--extra reward" in line]
+    assert len(lines) == 2, "of the reward service, and of all workers of a host"
+    for line in lines:
+        words = line.split()
+        installed = {words[i + 1] for i, word in enumerate(words) if word == "--extra"}
+        assert {kind.extra for kind in KINDS.values()} <= installed
 
 
 @pytest.mark.parametrize("extra", sorted({kind.extra for kind in KINDS.values()} | {"data"}))

@@ -80,10 +80,7 @@ def test_the_keys_are_listed_with_their_defaults() -> None:
         (("check", "r.toml", "--lr", "1"), "--lr (Possible options: --help, --trainer.le"),
         (("up", "r.toml", "--seed", "1", "--run.seed", "2"), "--run.seed: is given twice, as 2 "),
         (("up", "r.toml", "--batch.groups"), "--batch.groups: needs a value"),
-        (
-            ("plan", "--batch.groups", "2"),
-            "--batch.groups: is a key of a recipe, and none is given",
-        ),
+        (("plan", "--batch.groups", "2"), "--batch.groups: a recipe key needs a recipe; name one"),
         (("serve", "reward", "--run", "x", "--batch.groups", "2"), "workers take the recipe from"),
     ],
 )

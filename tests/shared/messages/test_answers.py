@@ -41,7 +41,7 @@ def test_an_answer_has_no_field_that_can_be_left_out(kind: type[Record]) -> None
 
 @pytest.mark.parametrize("kind", [contracts.Fragment, Holds])
 def test_neither_has_what_answers_are_made_of(kind: type[Record]) -> None:
-    assert set(defaults(kind)) <= {"host"}
+    assert set(defaults(kind)) <= {"host", "site"}
 
 
 def test_an_answer_repeats_all_that_names_its_command() -> None:
