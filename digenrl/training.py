@@ -225,7 +225,8 @@ def _check(server: RewardServer, keys: Mapping[str, Any], prompts: Path) -> None
     shape = (*frames, keys["model.height"], keys["model.width"], 3)
     row = _first_row(prompts)
     if row is not None:
-        server.score(np.random.default_rng(0).integers(0, 256, shape, np.uint8), row)
+        metadata = {"prompt": row["prompt"], **row.get("metadata", row)}
+        server.score(np.random.default_rng(0).integers(0, 256, shape, np.uint8), metadata)
 
 
 def _first_row(prompts: Path) -> Mapping[str, Any] | None:

@@ -108,11 +108,12 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, object]
 def test_a_live_run_is_told_by_its_scheduler(served: dict[str, object], tmp_path: Path) -> None:
     served["/v1/run"] = NOW | {"waiting_for": "trainer", "step": 2, "eta_seconds": 75.2}
     told = invoke("status", RUN, "--runs", str(tmp_path)).splitlines()
-    first, still, late, wait, pace, workers = told
+    first, still, late, wait, pace, queued, workers = told
     assert still.startswith("! the weights have not changed since version 2")
     assert pace.startswith("10 samples are trained per second; the schedule's forecast is 20")
     assert late.startswith("! 8 samples at devices that generate, the oldest at rollout-0 for 61 s")
     assert first == "test: running, waits for training; step 2 of 30, reward 0.500, 1 min 15 s left"
+    assert queued.startswith("waiting: ")
     assert workers == "workers: 2 rollout" and "at work 25%" in wait
     state = json.loads(invoke("status", RUN, "--runs", str(tmp_path), "--json"))
     assert state["workers"][0] == WORKER and state["phase"] == "running"

@@ -13,7 +13,7 @@ from shared.run.versions import Version
 
 COMMIT = (Path(__file__).parent / "golden_commit.json").read_bytes().rstrip()
 """A commit record with every field set, as it stands in the store."""
-DIGEST = "427ab78a0f07669dafeefaac3256ac3a0133fb06247a292e0e99d153e51723e2"
+DIGEST = "09ac5e845748dfd4b10501d5e0271121d25f8cd370473ef93b71300fd18644dc"
 
 
 def test_objects_keep_their_keys() -> None:

@@ -18,7 +18,7 @@ def test_a_text_with_no_room_beside_the_image_is_refused(tmp_path: Path) -> None
         folder, {"text", "decoder"}, device=CPU, dtype=torch.float32, max_text_tokens=9
     )
     image = tiny_models.source("qwen-image-edit", 84, 84)
-    with pytest.raises(UserError, match=r"image alone is 9 tokens, and 9 .* set it to 265 or more"):
+    with pytest.raises(UserError, match=r"image alone has 9 tokens, and 9 .* key to 265 or more"):
         model.encode("thicker", guidance=1.0, image=image)
     (folder / "processor" / "preprocessor_config.json").unlink()
     with pytest.raises(UserError, match=r"has no processor/preprocessor_config[.]json; choose"):
