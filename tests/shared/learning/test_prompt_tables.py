@@ -66,7 +66,7 @@ def test_what_is_no_number_is_left_out_as_what_is_null(tmp_path: Path) -> None:
 def test_a_column_of_images_themselves_is_refused_with_the_remedy(tmp_path: Path) -> None:
     path = parquet(tmp_path, {"prompt": ["a"], "image": [{"bytes": b"x", "path": None}]})
     with pytest.raises(
-        UserError, match=r"row 1: image: .* is no path .* data.dataset.folder takes"
+        UserError, match=r"row 1: image: .* is no path .* data.dataset.folder also reads"
     ):
         read(path)
 
