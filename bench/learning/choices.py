@@ -233,7 +233,7 @@ ROUNDED = tuple(
     for level in ("exact", "int8", "int4")
     for updates in (2, 1)
 )
-"""What rounding costs on slow lines (docs/far-apart.md)."""
+"""Effect of rounding on learning (docs/far-apart.md)."""
 
 CHOICES: tuple[Choice, ...] = (
     Choice(name="base", title="baseline: the demo until 2026-11", changes={}, is_main=True),

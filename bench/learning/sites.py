@@ -18,7 +18,7 @@ class Sites:
     def __init__(self, recipe: Recipe) -> None:
         self._level: Level = "exact" if recipe.exchange.up == "auto" else recipe.exchange.up
         self._left: list[Tensor | None] = [None] * SITES
-        """What rounding has left of each site's sum."""
+        """Rounding residual of each site's sum."""
         self._sent: list[Tensor] = []
 
     def begin(self) -> None:

@@ -53,8 +53,8 @@ def why_not() -> str | None:
 def network(
     lines: Sequence[float | None], site: Sequence[float | None] = (), site_line: float | None = None
 ) -> Iterator[list[Host]]:
-    """Makes a host for each line, and removes them at the end. A line has so many megabytes per
-    second in each direction; None: all that there is. The lines of a far ``site`` meet at a switch
+    """Yield a host for each line; remove the hosts afterwards. A line's rate is in megabytes per
+    second and direction; None is unlimited. The lines of a far ``site`` meet at a switch
     of its own, and the site has one line to the others.
 
     Raises:

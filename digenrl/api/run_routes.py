@@ -65,7 +65,7 @@ class ImageView(View):
     prompt: str
     """The prompt."""
     right: bool | None
-    """Whether the held-out classifier recognises it; null without a classifier."""
+    """Whether the held-out classifier recognises the digit; null without a classifier."""
     media: str
     """Where the image or video is."""
     still: str

@@ -166,10 +166,10 @@ def kept_in_words(kept: list[int], ranked: list[int]) -> str:
         ranked: evaluated versions, the best first.
 
     >>> kept_in_words([0, 4, 5], [2, 5, 0])
-    'those of 0, 4 to 5 are; of these `--version 5` has the best evaluation; '
+    'stored versions: 0, 4 to 5; of these `--version 5` has the best evaluation; '
     """
     best = next((each for each in ranked if each in kept), None)
-    text = f"those of {_ranges(kept)} are; " if kept else ""
+    text = f"stored versions: {_ranges(kept)}; " if kept else ""
     return text if best is None else f"{text}of these `--version {best}` has the best evaluation; "
 
 

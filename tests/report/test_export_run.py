@@ -40,7 +40,7 @@ def test_the_best_version_is_that_of_the_best_evaluation(
     assert kept_in_words([3, 4], ranked).endswith(
         "of these `--version 4` has the best evaluation; "
     )
-    assert kept_in_words([3], ranked) == "those of 3 are; " and kept_in_words([], ranked) == ""
+    assert kept_in_words([3], ranked) == "stored versions: 3; " and kept_in_words([], ranked) == ""
     young = Run(tmp_path / "young").begin()
     with pytest.raises(UserError, match=r"no version of test is evaluated.*`digenrl evaluate test"):
         exported(young, "best", monkeypatch, tmp_path / "out")

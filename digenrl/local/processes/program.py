@@ -45,10 +45,10 @@ class Program:
     optional: bool = False
     """Whether the other processes continue if this one keeps failing."""
     may_finish: bool = False
-    """Whether it has done its work if it ends with status 0, and is not started again."""
+    """Whether status 0 means that the program is finished; it is then not started again."""
     reports_work: bool = False
-    """Whether `Supervisor.record_work` receives its work. If so, only work resets the count of its
-    deaths, and not the time that it lives: loading a model may take minutes."""
+    """Whether `Supervisor.record_work` receives the program's work. Then only work resets the count
+    of deaths; running time does not, because loading a model may take minutes."""
 
 
 def rejection(program: Program, log: Path, num_bytes: int) -> UserError | None:
