@@ -2,6 +2,7 @@
 
 import gzip
 import itertools
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -130,7 +131,8 @@ def test_a_collector_that_is_away_keeps_nobody(tmp_path: Path) -> None:
 def test_without_the_extra_the_setting_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "opentelemetry.sdk.trace", None)
+    exporter = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+    monkeypatch.setitem(sys.modules, exporter, None)
     settings = ServiceSettings(run="test", worker="one", otlp_endpoint="http://127.0.0.1:9")
     with pytest.raises(UserError, match=r"needs? the extra `otlp`"), tracing(settings, "rollout"):
         pass
