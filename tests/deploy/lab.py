@@ -25,12 +25,6 @@ def docker(*words: str, given: str | None = None) -> str:
     return ended.stdout.strip()
 
 
-def why_not() -> str | None:
-    """Why a machine has no lab."""
-    ended = subprocess.run(["docker", "info"], capture_output=True, check=False)
-    return None if ended.returncode == 0 else "no Docker engine"
-
-
 @dataclass(frozen=True)
 class Lab:
     folder: Path

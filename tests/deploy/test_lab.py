@@ -5,16 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.lab import Lab, lab, why_not
+from tests.deploy.lab import Lab, lab
 
-pytestmark = [pytest.mark.slow, pytest.mark.run]
+pytestmark = [pytest.mark.deploy, pytest.mark.run, pytest.mark.usefixtures("needs_docker")]
 ROLES = {"alpha": "trainer,reward", "beta": "rollout", "gamma": "rollout"}
 
 
 @pytest.fixture
 def three(tmp_path: Path) -> Iterator[Lab]:
-    if reason := why_not():
-        pytest.skip(reason)
     with lab(tmp_path, ROLES) as hosts:
         yield hosts
 
@@ -41,7 +39,5 @@ def test_three_hosts_train_and_come_back_after_every_death(three: Lab) -> None:
 
 
 def test_a_host_whose_units_would_end_at_log_out_is_refused(tmp_path: Path) -> None:
-    if reason := why_not():
-        pytest.skip(reason)
     with lab(tmp_path, {"alpha": "trainer,reward"}, lingering=False) as one:
         assert "loginctl enable-linger" in one.digenrl("hosts", "apply", fails=True)
