@@ -43,6 +43,7 @@ from shared.release import RELEASE
 from shared.run.usage import DeviceUse, count_staleness, seconds_per_step
 
 STATUS_FIELDS = (WorkerView.model_fields.keys() & WorkerStatus.model_fields.keys()) - {
+    "site",
     "device",
     "versions",
 }

@@ -215,13 +215,16 @@ def test_workers_show_what_they_wait_for_and_why_they_are_refused(
     assert refused["use"] is None
 
 
-def test_workers_show_their_host_their_gpu_and_where_their_probes_are(
+def test_workers_show_their_host_their_site_their_gpu_and_where_their_probes_are(
     client: TestClient, scheduler: Scheduler
 ) -> None:
     device, url = Device(kind="H100", gpu="2,3"), "http://10.0.0.7:8001"
-    status = examples.status("trainer", "training", device=device, host="node7", url=url)
+    status = examples.status(
+        "trainer", "training", device=device, host="node7", site="lab", url=url
+    )
     scheduler.roster.statuses["trainer-0-a"] = LastStatus(status, 0.0)
-    _, trainer = client.get("/v1/workers").json()
+    near, trainer = client.get("/v1/workers").json()
+    assert (near["site"], trainer["site"]) == ("home", "lab")
     assert (trainer["host"], trainer["gpu"]) == ("node7", "2,3")
     assert trainer["url"] == "http://10.0.0.7:8001"
 
