@@ -20,7 +20,7 @@ from shared.run.chain import CommitSummary
 EXAMPLE_STILL = "/v1/media/2c26b46b68ffc68ff99b453c1d304134.png"
 EXAMPLE_IMAGE = {
     "prompt": "a handwritten three", "right": True, "media": EXAMPLE_STILL, "still": EXAMPLE_STILL,
-    "source": None,
+    "source": None, "scores": {"reward": 0.93, "proxy": 0.93},
 }  # fmt: skip
 KINDS = {"mp4": "video/mp4", "png": "image/png"}
 BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -72,6 +72,9 @@ class ImageView(View):
     """Where the image is, or of a video the middle frame."""
     source: str | None
     """Where the image is that it edits; null if none."""
+    scores: dict[str, float | None] = Field(default_factory=dict)
+    """Score by scorer, and the weighted sum as `reward`; names of gold rewards begin with "gold".
+    Null: the scorer failed."""
 
 
 class EvaluationDetail(EvaluationView):
@@ -152,7 +155,7 @@ def _samples(record: EvaluationRecord) -> list[ImageView]:
     return [
         ImageView(
             prompt=each.prompt, right=each.right, media=_link(each.media), still=_link(each.still),
-            source=None if each.source is None else _link(each.source),
+            source=None if each.source is None else _link(each.source), scores=each.scores,
         )
         for each in record.samples
     ]  # fmt: skip

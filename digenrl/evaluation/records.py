@@ -124,8 +124,16 @@ FIGURES = {
 """Figures of evaluations in words; others have the names of their scorers."""
 
 
+REWARD, GOLD = "reward", "gold "
+"""Name of the weighted sum among the scores of a sample, and the beginning of the names of gold
+rewards."""
+
 SETTINGS_DIGITS = 16
 """Number of hex digits of the settings' digest in keys."""
+
+
+def _is_empty(value: dict[str, float | None]) -> bool:
+    return not value
 
 
 class KeptSample(Record):
@@ -138,6 +146,8 @@ class KeptSample(Record):
     """Whether the held-out classifier recognizes the requested digit."""
     source: ObjectRef | None = Field(default=None, exclude_if=is_none)
     """The image that it edits, at its size, as PNG; None: it was made of the text alone."""
+    scores: dict[str, float | None] = Field(default_factory=dict, exclude_if=_is_empty)
+    """Score by scorer, and the reward (`Judges.scores`); None: the scorer failed."""
 
 
 class EvaluationRecord(Record):

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,8 @@ PUTS_AT_ONCE = 8
 class JudgedSamples:
     samples: "Samples"
     quality: Quality
+    scores: Mapping[str, Sequence[float | None]]
+    """As `Judges.scores` returns them."""
     right: npt.NDArray[np.bool_] | None
     """(n,) whether the held-out classifier recognizes the digit; None without a classifier."""
 
@@ -134,7 +136,9 @@ class RunEvaluator:
         )
         self._judges = self._judges or Judges(self.recipe)
         samples = self._evaluator.sample(weights)
-        return JudgedSamples(samples, self._judges.quality(samples), self._judges.right(samples))
+        scores = self._judges.scores(samples)
+        quality = self._judges.quality(samples, scores)
+        return JudgedSamples(samples, quality, scores, self._judges.right(samples))
 
     async def _keep(self, measured: JudgedSamples) -> tuple[KeptSample, ...]:
         """Store every sample."""
@@ -165,6 +169,7 @@ class RunEvaluator:
             still=still,
             right=None if measured.right is None else bool(measured.right[index]),
             source=source,
+            scores={name: scores[index] for name, scores in measured.scores.items()},
         )
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from digenrl.evaluation.records import Quality
+from digenrl.evaluation.records import GOLD, REWARD, Quality
 from digenrl.evaluation.sampler import Media, OnProgress, Sampler
 from digenrl.evaluation.settings import as_evaluated
-from services.reward.scorer import WeightedScorer, build_scorers, scorer_inputs
+from services.reward.scorer import build_scorers, scorer_inputs
 from services.reward.scoring import load_source, score_samples
 from shared.diffusion.weights.trained_weights import load_weights
 from shared.models.memory import Residence
@@ -86,18 +86,32 @@ class Judges:
         self._gold = build_scorers(recipe.evaluation.scorers)
         self._digits = recipe.evaluation.digits
 
-    def quality(self, samples: Samples) -> Quality:
-        """Compute the mean rewards of the samples and, for digits, the classifiers' figures.
+    def scores(self, samples: Samples) -> dict[str, tuple[float | None, ...]]:
+        """Return the score of each sample by each scorer; gold rewards have names that begin with
+        `GOLD`, and `REWARD` is the weighted sum of the training scorers.
 
         Raises:
             ScoringError: if a scorer fails.
         """
-        rewards = _means(self._trained, samples)
+        images, metadata = samples.images, samples.metadata
+        trained = {each.name: score_samples(each, images, metadata) for each in self._trained}
+        weights = [scorer.weight for scorer in self._trained]
+        sums = [_weighted_sum(weights, scores) for scores in zip(*trained.values(), strict=True)]
+        gold = {f"{GOLD}{each.name}": score_samples(each, images, metadata) for each in self._gold}
+        return {**trained, **gold, REWARD: tuple(sums)}
+
+    def quality(
+        self, samples: Samples, known: Mapping[str, Sequence[float | None]] | None = None
+    ) -> Quality:
+        """Compute the mean scores over the samples that have one and, for digits, the
+        classifiers' figures; ``known``: what `scores` has returned, and raises."""
+        scores = known or self.scores(samples)
+        rewards = {each.name: _mean(scores[each.name]) for each in self._trained}
         quality_figures = Quality(
             reward=sum(scorer.weight * rewards[scorer.name] for scorer in self._trained),
             num_samples=len(samples.images),
             rewards=rewards,
-            gold=_means(self._gold, samples),
+            gold={each.name: _mean(scores[f"{GOLD}{each.name}"]) for each in self._gold},
         )
         if self._digits is None:
             return quality_figures
@@ -115,12 +129,9 @@ class Judges:
         return np.asarray(predicted == wanted, dtype=np.bool_)
 
 
-def _means(scorers: list[WeightedScorer], samples: Samples) -> dict[str, float]:
-    """Average each scorer's scores over the samples that it could score."""
-    return {
-        scorer.name: _mean(score_samples(scorer, samples.images, samples.metadata))
-        for scorer in scorers
-    }
+def _weighted_sum(weights: Sequence[float], scores: Sequence[float | None]) -> float | None:
+    known = [score for score in scores if score is not None]
+    return float(np.dot(weights, known)) if len(known) == len(scores) else None
 
 
 def _digit_figures(folder: Path, samples: Samples) -> dict[str, object]:

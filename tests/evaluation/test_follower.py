@@ -1,6 +1,7 @@
 """Versions that are due are evaluated as they are committed, each of them once."""
 
 import asyncio
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -72,6 +73,11 @@ async def check_media(store: ObjectStore, recipe: Recipe, records: list[Evaluati
         assert side.right is not None
         assert record.quality.gold_accuracy == pytest.approx(side.right.mean())
         assert record.quality.num_samples == 2 * NUM_PROMPTS
+        for name, mean in {
+            "proxy": record.quality.rewards["proxy"],
+            "reward": record.quality.reward,
+        }.items():
+            assert fmean(each.scores[name] or 0.0 for each in record.samples) == pytest.approx(mean)
         commit = await read_commit(store, recipe.run.name, record.version)
         assert commit is not None and record.policy == commit.policy
     assert len({record.quality.reward for record in records}) == len(records)

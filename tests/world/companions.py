@@ -140,7 +140,7 @@ class EmulatedEvaluator(RunEvaluator):
         none = np.empty((0, 3, 1, 1), np.uint8)
         quality = Quality(reward=int(weights["digest"][:8], 16) / 2**32, num_samples=0)
         samples: Any = SimpleNamespace(images=none, prompts=())
-        return JudgedSamples(samples, quality, None)
+        return JudgedSamples(samples, quality, {}, None)
 
 
 async def _stored_weights(store: ObjectStore, _: Recipe, record: CommitRecord) -> dict[str, str]:
