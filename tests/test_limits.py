@@ -52,6 +52,8 @@ LIMITS: dict[str, dict[str, object]] = {
         "PAGE_TIMEOUT_S": 30.0,
         "FAREWELL_S": 5.0,
         "HOST_RETRY_S": 5.0,
+        "MAX_OPEN_RUNS": 6,
+        "OPEN_RUN_IDLE_S": 60.0,
     },
     "services.reward.limits": {
         "MAX_TASK_LOOKUPS": 3,

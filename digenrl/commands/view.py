@@ -1,5 +1,6 @@
-"""`digenrl view`: the page of a run, and of runs that are compared with it."""
+"""`digenrl view`: the page of all runs, of a run, and of runs that are compared with it."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from digenrl.commands.options import (
     Runs,
     settings_from_options,
 )
-from digenrl.local.runs import find_run
+from digenrl.local.runs import find_run, names_store
 
 
 def view(
@@ -22,7 +23,7 @@ def view(
         list[str] | None,
         typer.Argument(
             metavar="[RUN]...",
-            help=f"{RUN_HELP}, and others to compare it with; by default the newest run",
+            help=f"{RUN_HELP}, and others to compare it with; by default all runs are shown",
         ),
     ] = None,
     scheduler: Annotated[
@@ -37,13 +38,14 @@ def view(
     plain_http: PlainHttp = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Show a run's page in a browser: curves, timeline, samples, workers and decisions."""
+    """Show all runs, or one, in a browser: pictures, learning, machines and the run itself."""
     from digenrl.local.running.page import show
     from shared.telemetry import configure_logs, quiet_logs
 
-    wanted = [find_run(name, runs, reads=True) for name in names or [""]]
+    one = scheduler or names_store() or os.environ.get("DIGENRL_RUN")
+    wanted = [find_run(name, runs, reads=True) for name in names or ([""] if one else [])]
     settings = settings_from_options(
-        run=wanted[0].id,
+        run=wanted[0].id if wanted else "all",
         worker="view",
         host=host,
         port=port,
@@ -54,4 +56,4 @@ def view(
         configure_logs(service="view", worker=settings.worker, run=settings.run)
     else:
         quiet_logs()  # somebody reads the terminal
-    show(wanted, settings, scheduler, token_file)
+    show(wanted, runs, settings, scheduler, token_file)

@@ -86,3 +86,7 @@ FAREWELL_S = 5.0
 """The first host's brokers end this long after its workers: others learn the run's end before."""
 HOST_RETRY_S = 5.0
 """Seconds between two attempts of a host at brokers that do not respond."""
+MAX_OPEN_RUNS = 6
+"""Open runs of the page of all runs: a further one closes the run used longest ago."""
+OPEN_RUN_IDLE_S = 60.0
+"""The page closes a run without readers after this long: other commands may resume it."""

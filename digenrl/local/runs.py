@@ -139,7 +139,7 @@ def find_run(given: str, runs: Path, *, reads: bool = False) -> Run:
     store, _, prefix = given.rstrip("/").rpartition("/")
     if "://" in store:
         return Run(given, _prefix(prefix, given), runs / prefix, store_url=store)
-    run = run_in_folder(given, runs) if "/" in given or not _names_store() else None
+    run = run_in_folder(given, runs) if "/" in given or not names_store() else None
     return run or Run(given, _prefix(given, given), runs / given)
 
 
@@ -156,14 +156,14 @@ def run_in_folder(given: str, runs: Path) -> Run | None:
 
 
 def _default(runs: Path, *, reads: bool) -> str:
-    names = [] if _names_store() else [each.name for each in runs_in(runs)]
+    names = [] if names_store() else [each.name for each in runs_in(runs)]
     if names and (reads or len(names) == 1):
         return names[0]
     choices = f"one of {', '.join(sorted(names))}" if names else f"{runs}/ has no runs"
     raise UserError(f"RUN: name the run ({choices}), its folder, or its prefix in a store")
 
 
-def _names_store() -> bool:
+def names_store() -> bool:
     """Whether the environment names the store of runs that are given by a bare name."""
     secrets = os.environ.get("DIGENRL_SECRETS_DIR")
     is_secret = secrets is not None and (Path(secrets) / "digenrl_store_url").is_file()

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -33,16 +33,20 @@ def run_store(run: Run, *, reads: bool = False) -> Iterator[bool]:
     Raises:
         UserError: if the run is in progress.
     """
-    if not run.is_local:
-        with _environment({"DIGENRL_STORE_URL": run.store_url} if run.store_url else {}):
-            yield False
-        return
+    named = {"DIGENRL_STORE_URL": run.store_url} if run.store_url else {}
+    given = local_store(run, reads=reads) if run.is_local else nullcontext(named)
+    with given as variables, _environment(variables):
+        yield run.is_local
+
+
+@contextmanager
+def local_store(run: Run, *, reads: bool = False) -> Iterator[dict[str, str]]:
+    """Start the store of a local run as `run_store` does; yield the variables that name it."""
     folder = run.folder
     try:
         lock = lock_run(folder.parent, folder.name)
     except RunInProgress as error:
-        with _environment(_started_by_another(folder, error, reads=reads)):
-            yield True
+        yield _started_by_another(folder, error, reads=reads)
         return
     with lock:
         brokers = plan_brokers(folder.resolve(), load_keys(folder))
@@ -52,8 +56,8 @@ def run_store(run: Run, *, reads: bool = False) -> Iterator[bool]:
         try:
             death = partial(_death, store, process, log, log_size)
             asyncio.run(wait_ready(store, death=death))
-            with noted_store(folder, named, is_live=False), _environment(named):
-                yield True
+            with noted_store(folder, named, is_live=False):
+                yield named
         finally:
             _end(process)
             store.ended()

@@ -2,7 +2,8 @@
 
 import re
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context, select_autoescape
+from jinja2.runtime import Context
 from markupsafe import Markup
 
 from digenrl.reading.wording import (
@@ -18,8 +19,8 @@ from digenrl.reading.wording import (
 
 LINKS = {
     "workers": ("/workers", "the page of workers"),
-    "dlq": ("/letters", "the page of dead letters"),
-    "pause": ("/letters", "the page of dead letters"),
+    "dlq": ("/letters", "the page of failed work"),
+    "pause": ("/letters", "the page of failed work"),
 }
 """Commands for which there is a page: its address, and what it is called in a sentence."""
 
@@ -41,7 +42,7 @@ def templates() -> Environment:
             worker_counts,
         )
     }
-    environment.filters |= {"figure": figure, "linked": linked}
+    environment.filters |= {"figure": figure, "linked": _linked}
     return environment
 
 
@@ -50,11 +51,12 @@ def _shown(value: object) -> object:
     return visible(value, lines=True) if type(value) is str else value
 
 
-def linked(sentence: str, here: str = "") -> Markup:
+def linked(sentence: str, here: str = "", base: str = "") -> Markup:
     """Return a sentence with a link, or else as code, in place of each command in backticks.
 
     Args:
         here: address of the page that it stands on, which gets no link to itself.
+        base: address of the run.
 
     >>> print(linked("slow <1>: `digenrl workers demo`, `digenrl logs demo`"))
     slow &lt;1&gt;: <a href="/workers">the page of workers</a>, <code>digenrl logs demo</code>
@@ -63,14 +65,19 @@ def linked(sentence: str, here: str = "") -> Markup:
     """
     parts = re.split(r"`(digenrl [^`]+)`", sentence)
     return Markup("").join(
-        _command(each, here) if at % 2 else each for at, each in enumerate(parts)
+        _command(each, here, base) if at % 2 else each for at, each in enumerate(parts)
     )
 
 
-def _command(text: str, here: str) -> Markup:
+@pass_context
+def _linked(context: Context, sentence: str, here: str = "") -> Markup:
+    return linked(sentence, here, context["base"])
+
+
+def _command(text: str, here: str, base: str) -> Markup:
     address, title = LINKS.get(text.split()[1], ("", ""))
     if not address:
         return Markup("<code>{}</code>").format(text)
     if address == here:
         return Markup("see below")
-    return Markup('<a href="{}">{}</a>').format(address, title)
+    return Markup('<a href="{}{}">{}</a>').format(base, address, title)

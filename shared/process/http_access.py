@@ -11,10 +11,9 @@ import hmac
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
 
 import structlog
 from fastapi import APIRouter, FastAPI, Query, Request
@@ -22,87 +21,16 @@ from fastapi.responses import RedirectResponse, Response
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
-from starlette.routing import BaseRoute, Match, Route
+from starlette.routing import BaseRoute, Route
 
 from shared.errors import UserError
 from shared.limits import MAX_SESSIONS, SESSION_S, SIGN_IN_CODE_S
 from shared.process.http_api import Refusal, refusal
+from shared.process.operations import OPERATIONS as OPERATIONS
+from shared.process.operations import ROLES as ROLES
+from shared.process.operations import Role as Role
+from shared.process.operations import required_role as required_role
 
-Role = Literal["viewer", "operator", "admin"]
-ROLES: tuple[Role, ...] = get_args(Role)
-"""Each may do what those before it may."""
-RequiredRole = Role | Literal["nothing", "code"]
-
-OPERATIONS: Mapping[str, RequiredRole] = {
-    "GET /livez": "nothing",
-    "GET /readyz": "nothing",
-    "GET /sign-in": "code",
-    "GET /metrics": "viewer",
-    "GET /docs": "viewer",
-    "GET /docs/{name}": "viewer",
-    "GET /openapi.json": "viewer",
-    "GET /v1/run": "viewer",
-    "GET /v1/status": "viewer",
-    "GET /v1/load": "viewer",
-    "GET /v1/workers": "viewer",
-    "GET /v1/batches": "viewer",
-    "GET /v1/batches/{batch}": "viewer",
-    "GET /v1/batches/{batch}/usage": "viewer",
-    "GET /v1/batches/{batch}/timeline": "viewer",
-    "GET /v1/versions": "viewer",
-    "GET /v1/tag": "viewer",
-    "GET /v1/dead-letters": "viewer",
-    "GET /v1/dead-letters/{number}": "viewer",
-    "GET /v1/evaluation": "viewer",
-    "GET /v1/events": "viewer",
-    "GET /v1/batches/{batch}/groups": "viewer",
-    "GET /v1/batches/{batch}/samples": "viewer",
-    "GET /v1/batches/{batch}/samples/{group}/{sample}": "viewer",
-    "GET /v1/batches/{batch}/samples/{group}/{sample}/media": "viewer",
-    "GET /v1/recipe": "viewer",
-    "GET /v1/curves": "viewer",
-    "GET /v1/evaluations": "viewer",
-    "GET /v1/evaluations/{version}": "viewer",
-    "GET /v1/media/{name}": "viewer",
-    "GET /v1/audit": "viewer",
-    "GET /v1/storage": "viewer",
-    "GET /v1/plan": "viewer",
-    "GET /v1/versions/{version}/adapter": "operator",
-    "POST /score": "viewer",
-    "POST /v1/codes": "viewer",
-    "POST /v1/tag": "operator",
-    "POST /v1/run/pause": "operator",
-    "POST /v1/run/pause-at-failure": "operator",
-    "POST /v1/run/resume": "operator",
-    "POST /v1/run/stop": "operator",
-    "POST /v1/workers/{worker}/drain": "operator",
-    "POST /v1/workers/{worker}/undrain": "operator",
-    "POST /v1/dead-letters/{number}/retry": "operator",
-    "POST /v1/dead-letters/{number}/drop": "operator",
-    # Of the run's page (digenrl/view).
-    "GET /": "viewer",
-    "GET /timeline": "viewer",
-    "GET /samples": "viewer",
-    "GET /workers": "viewer",
-    "GET /schedule": "viewer",
-    "GET /batches": "viewer",
-    "GET /sample": "viewer",
-    "GET /evaluations": "viewer",
-    "GET /versions": "viewer",
-    "GET /letters": "viewer",
-    "GET /recipe": "viewer",
-    "GET /plan": "viewer",
-    "GET /data/steps": "viewer",
-    "GET /data/timeline": "viewer",
-    "GET /static/{name}": "viewer",
-    # Of a scheduler that stands by: it says who commands.
-    "GET /v1/{path:path}": "viewer",
-    "POST /v1/{path:path}": "viewer",
-}
-"""The role that each operation of any service needs. A service with another one does not start."""
-
-DEFAULT_ROLE: Role = "viewer"
-"""The role for a request without an operation: its response is 404."""
 CALLER = "digenrl.caller"
 """Where a request's scope has who asks."""
 ON_BEHALF = "digenrl-on-behalf"
@@ -303,25 +231,10 @@ def _keep(kept: dict[str, _Proof], secret: str, proof: _Proof, now: float) -> No
     kept[secret_digest(secret)] = proof
 
 
-_ROUTES = tuple(
-    (Route(path, endpoint=lambda _: None, methods=[method]), needs)
-    for operation, needs in OPERATIONS.items()
-    for method, path in [operation.split(" ")]
-)
-
-
-def required_role(method: str, path: str) -> RequiredRole:
-    """Return what a request needs."""
-    scope = {"type": "http", "method": method, "path": path, "path_params": {}}
-    return next(
-        (needs for route, needs in _ROUTES if route.matches(scope)[0] is Match.FULL), DEFAULT_ROLE
-    )
-
-
 def check_routes(app: FastAPI) -> None:
     """Raises AssertionError for a route of ``app`` that `OPERATIONS` does not have."""
     unknown = [each for each in route_operations(app.routes) if each not in OPERATIONS]
-    assert not unknown, f"who may do {unknown}? OPERATIONS in {__name__} has to say"
+    assert not unknown, f"who may do {unknown}? shared/process/operations.py has to say"
 
 
 def route_operations(routes: Iterable[BaseRoute]) -> list[str]:

@@ -240,7 +240,7 @@ def test_what_a_run_does_now_is_asked_from_its_scheduler(run: Run, tokens: Token
     text = client.get("/").text
     assert "running, waits for generation" in text and "1 min 23 s left" in text
     assert "no worker of: reward" in text and "dead letters: 2 are open" in text
-    assert '<a href="/letters">the page of dead letters</a> has why' in text
+    assert '<a href="/letters">the page of failed work</a> has why' in text
     assert 'data-post="/v1/run/pause"' in text
     assert "slower than its schedule explains" in text and "61.0 s" in text and "<b>late" in text
     assert "0.9 s per sample, the mean is 0.42" in text

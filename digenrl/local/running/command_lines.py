@@ -82,7 +82,7 @@ def scheduler_program(local: LocalRun, ready: Ready) -> Program:
 def page_program(local: LocalRun, port: int, ready: Ready) -> Program:
     """Return the program that serves the run's page; the run does not depend on it."""
     argv = command(
-        "view", local.recipe.run.name, "--port", str(port),
+        "view", local.recipe.run.name, "--port", str(port), "--runs", str(local.folder.parent),
         "--scheduler", f"http://127.0.0.1:{local.api_port}",
         "--token-file", str(local.tokens.folder / "operator.token"),
     )  # fmt: skip

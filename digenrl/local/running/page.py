@@ -10,9 +10,11 @@ from digenrl.api.live import LiveRun, client_of
 from digenrl.api.run_history import RunHistory
 from digenrl.local.connection import connect_client
 from digenrl.local.limits import PAGE_LINK_TIMEOUT_S
+from digenrl.local.running.fleet import FolderOfRuns
 from digenrl.local.runs import Run, in_progress
 from digenrl.local.store import run_store
-from digenrl.view.server import View, create_app
+from digenrl.view.home import create_home
+from digenrl.view.pages import View
 from shared.errors import UserError
 from shared.process.http_access import Access, Caller
 from shared.process.service import freeze_gc, serve
@@ -22,14 +24,19 @@ from shared.store import ObjectStore, open_store
 
 
 def show(
-    runs: Sequence[Run], settings: ServiceSettings, scheduler: str, token_file: Path | None
+    runs: Sequence[Run],
+    folder: Path,
+    settings: ServiceSettings,
+    scheduler: str,
+    token_file: Path | None,
 ) -> None:
-    """Serve the page of a run until SIGINT or SIGTERM.
+    """Serve the page of all runs, and of a run if one is named, until SIGINT or SIGTERM.
 
     `digenrl up` serves the page of its own run; for this run, only print a link to that page.
 
     Args:
-        runs: the run, followed by runs to compare it with.
+        runs: the named run, followed by runs to compare it with; without one, all runs are shown.
+        folder: folder of all runs.
         scheduler: address of the scheduler's API; empty if the runs are over.
         token_file: file with an operator's token for this API.
 
@@ -45,7 +52,8 @@ def show(
         histories = [
             RunHistory(store, run.id) for (store, _), run in zip(stores, runs, strict=True)
         ]
-        asyncio.run(_show(histories, stores[0][1], settings, scheduler, token_file))
+        environment = stores[0][1] if stores else {}
+        asyncio.run(_show(histories, folder, environment, settings, scheduler, token_file))
 
 
 def _link_to_live(run: Run) -> str | None:
@@ -68,6 +76,7 @@ def _open(stack: ExitStack, run: Run) -> tuple[ObjectStore, dict[str, str]]:
 
 async def _show(
     histories: Sequence[RunHistory],
+    folder: Path,
     environment: Mapping[str, str],
     settings: ServiceSettings,
     scheduler: str,
@@ -81,18 +90,20 @@ async def _show(
     access = settings.access(settings.run) if scheduler else link_access
     if scheduler:
         access.cookie += "-page"  # browsers send a cookie to all ports: the scheduler sets another
-    first, *others = histories
     async with client_of(scheduler, token_file) as client:
-        live = LiveRun(scheduler.rstrip("/"), client)
-        app = create_app(View(first, live, tuple(others), environment), access)
+        own = None
+        if histories:
+            live = LiveRun(scheduler.rstrip("/"), client)
+            own = View(histories[0], live, tuple(histories[1:]), environment)
+        fleet = FolderOfRuns(folder, own)
         if not scheduler:
             code = access.new_code(Caller("holder of the link", "operator"))
             sign_in = "" if access.is_open else f"sign-in?code={code}"
             print(f"{listener.url}/{sign_in}", flush=True)  # noqa: T201 -- a link to click
         freeze_gc()
         await serve(
-            app,
-            asyncio.Event().wait(),
+            create_home(fleet, access, own),
+            fleet.close_idle(),
             listener=listener,
             access=access,
             allowed_hosts=settings.allowed_hosts,

@@ -1,8 +1,9 @@
 // Keeps the page up to date: its changing part every two seconds, its charts from /data/steps.
 "use strict";
 
+const BASE = document.body.dataset.base;  // address of the run
 const EVERY_MS = 2000, SOON_MS = 200, SELDOM_MS = 15000;
-const COLOURS = ["#2f6fde", "#e07b1a", "#1e9e5a", "#8a4fd0", "#c2185b", "#7a7f1a", "#0097a7", "#795548"];
+const COLOURS = [1, 2, 3, 4, 5, 6, 7, 8].map((number) => getComputedStyle(document.documentElement).getPropertyValue(`--series-${number}`).trim());
 const SHARES = /accuracy|worst_digit/;  // between 0 and 1, and flat lines beside rewards of another size
 const ASKED = "asked ...";
 const CHARTS = {
@@ -105,7 +106,7 @@ async function refreshCharts() {
   if (!figures.length || document.hidden) return;
   // All runs that are compared but the first are over, so the first alone says what is new.
   const after = curves === null || curves.length > 1 ? -1 : curves[0].version.at(-1) ?? -1;
-  const answer = await fetch(`/data/steps?after=${after}`);
+  const answer = await fetch(`${BASE}/data/steps?after=${after}`);
   if (!answer.ok) return;
   curves = after < 0 ? await answer.json() : extend(curves, await answer.json());
   figures.forEach((figure) => draw(figure, curves));
@@ -120,7 +121,7 @@ document.addEventListener("click", async (event) => {
   const groups = document.getElementById(button.dataset.groups)?.valueAsNumber;
   const body = groups === undefined ? button.dataset.body ?? "{}" : JSON.stringify({ mode: "fixed", groups });
   for (const address of button.dataset.post.trim().split(/\s+/)) {
-    const answer = await fetch(address, {
+    const answer = await fetch(BASE + address, {
       method: "POST", headers: { "content-type": "application/json" }, body,
     });
     if (!answer.ok) alert((await answer.json()).detail);
@@ -148,24 +149,25 @@ async function tick() {
 
 // What happens is told by the feed; the page is asked for anew then, and seldom else. What workers do
 // is in no feed, and without one everything is asked for every two seconds.
-let feed, ticked = 0, waiting = null;
+let feed = null, ticked = 0, waiting = null;
 
 function tickSoon() {
   waiting ??= setTimeout(() => { waiting = null; ticked = Date.now(); tick(); }, SOON_MS);
 }
 
 function listen() {
-  feed = new EventSource("/v1/events");
+  if (!document.body.dataset.feed) return;  // the page of all runs has no feed
+  feed = new EventSource(document.body.dataset.feed);
   for (const name of ["commit", "dead_letter", "settled", "phase", "request", "alarm", "evaluation", "run"]) feed.addEventListener(name, tickSoon);
 }
 
 // A page that is left stays in the browser's memory for the way back, with its connection: six of them are all that a browser
 // opens to one server, and nothing else would be answered.
-addEventListener("pagehide", () => feed.close());
+addEventListener("pagehide", () => feed?.close());
 addEventListener("pageshow", (event) => { if (event.persisted) { listen(); tickSoon(); } });
 listen();
 tick();
 setInterval(() => {
-  const told = feed.readyState === EventSource.OPEN && document.body.dataset.page !== "workers";
+  const told = feed?.readyState === EventSource.OPEN && document.body.dataset.page !== "workers";
   if (!told || Date.now() - ticked > SELDOM_MS) { ticked = Date.now(); tick(); }
 }, EVERY_MS);

@@ -127,14 +127,14 @@
     refresh();
   });
   batches.addEventListener("change", () => {
-    history.replaceState(null, "", `/timeline?batches=${batches.value}`);
+    history.replaceState(null, "", `${BASE}/timeline?batches=${batches.value}`);
     refresh();
   });
 
   async function refresh() {
     if (document.hidden) return;
     try {
-      const answer = await fetch(`/data/timeline?batches=${batches.value}`);
+      const answer = await fetch(`${BASE}/data/timeline?batches=${batches.value}`);
       if (!answer.ok) return;
       take(await answer.json());
     } catch { return; }

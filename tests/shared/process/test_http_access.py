@@ -14,7 +14,8 @@ from digenrl.api.live import LiveRun
 from digenrl.api.run_history import RunHistory
 from digenrl.evaluation.progress import Progress, routes
 from digenrl.local.secrets.tokens import Tokens, load_tokens
-from digenrl.view.server import View
+from digenrl.view.home import RunCard, all_runs_app
+from digenrl.view.pages import View
 from digenrl.view.server import create_app as page_app
 from services.reward.scorer import WeightedScorer
 from services.reward.server import create_app as scorer_app
@@ -33,6 +34,7 @@ from shared.process.http_access import (
     TokenFile,
     TokenRecord,
     check_routes,
+    required_role,
     route_operations,
     secret_digest,
     sign_in,
@@ -70,7 +72,18 @@ def every_app() -> list[FastAPI]:
     scheduler = cast(Scheduler, type("AScheduler", (), {"health": Health()}))
     scheduling = [create_app(scheduler), standby_app(Health(), str)]
     view = View(RunHistory(None, "run"), LiveRun("", None))  # type: ignore[arg-type]
-    return [*scheduling, evaluator, scorer_app(scorer, Health()), page_app(view, Access())]
+    pages = [page_app(view, Access()), all_runs_app(NoRuns(), Access())]
+    return [*scheduling, evaluator, scorer_app(scorer, Health()), *pages]
+
+
+class NoRuns:
+    """An empty folder of runs."""
+
+    async def cards(self) -> list[RunCard]:
+        return []
+
+    async def open(self, name: str) -> View | None:
+        return None
 
 
 @pytest.fixture
@@ -115,6 +128,16 @@ def test_every_route_of_every_service_is_in_the_table_and_every_entry_is_a_route
     for app in apps:
         check_routes(app)
     assert {each for app in apps for each in route_operations(app.routes)} == set(OPERATIONS)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_operation_of_one_of_many_runs_needs_what_it_needs_at_the_run_s_own_page(
+    operation: str,
+) -> None:
+    method, path = operation.split()
+    at = path.replace("{path:path}", "x/y/z").replace("{", "").replace("}", "")
+    assert required_role(method, f"/runs/a-run{at}") == required_role(method, at)
+    assert required_role(method, f"/runs/a-run/runs/another{at}") == "viewer"
 
 
 def test_a_service_with_a_route_that_is_not_in_the_table_does_not_start() -> None:

@@ -1,0 +1,92 @@
+"""Renders the pages of one run, below the address at which its process serves the run."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment
+
+from digenrl.api.live import LiveRun
+from digenrl.api.run_history import RunHistory
+from digenrl.api.status import read_run
+from digenrl.view.navigation import GROUPS, address, group_of, title
+from services.scheduler.shell.api_models import RunView
+from shared.process.http_access import CALLER, Caller
+
+POLICY = (
+    "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+)
+"""Content security policy: the page asks no other host for anything and runs no inline script."""
+BASE = "digenrl.base"
+"""Where a request's scope has the address of the run, such as ``/runs/digits``; empty: the root."""
+WALL = "digenrl.wall"
+"""Where a request's scope has the address of the page of all runs, if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One run, and what else is compared with it."""
+
+    history: RunHistory
+    live: LiveRun
+    others: tuple[RunHistory, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    """Variables that locate the run's store, for a separate process."""
+
+    @property
+    def runs(self) -> tuple[RunHistory, ...]:
+        return (self.history, *self.others)
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Renders pages of a view."""
+
+    view: View
+    templates: Environment
+
+    async def page(
+        self, request: Request, name: str, *, refreshes: bool = False,
+        scripts: Sequence[str] = (), styles: Sequence[str] = (), **fields: Any,
+    ) -> HTMLResponse:  # fmt: skip
+        """Return the page of the template ``name``, or with ``?part`` only what changes in it.
+
+        A refresh does not replace the content of ``name.fixed.html``.
+
+        Args:
+            refreshes: whether an open page asks for its changing part again.
+            scripts: files of ``static`` that only this page needs.
+            styles: likewise.
+        """
+        view = self.view
+        reading = await read_run(view.history, view.live)
+        live = await view.live.get_as(RunView, "/v1/run")
+        template = "part" if "part" in request.query_params else "whole"
+        return render(
+            self.templates, request, template, page=name, run=view.history.run, reading=reading,
+            live=live, others=[each.run for each in view.others], refreshes=refreshes,
+            scripts=[*scripts], styles=[*styles],
+            may_steer=bool(view.live.url) and is_operator(request), **fields,
+        )  # fmt: skip
+
+
+def render(
+    templates: Environment, request: Request, template: str, *, page: str, **fields: Any
+) -> HTMLResponse:
+    """Return a page, with what every page has."""
+    text = templates.get_template(f"{template}.html").render(
+        page=page, groups=GROUPS, group=group_of(page), title=title, address=address,
+        base=request.scope.get(BASE, ""), wall=request.scope.get(WALL, ""),
+        may_export=is_operator(request), **fields,
+    )  # fmt: skip
+    return HTMLResponse(text, headers={"content-security-policy": POLICY})
+
+
+def is_operator(request: Request) -> bool:
+    """Whether the caller may change something."""
+    caller: Caller | None = request.scope.get(CALLER)
+    return caller is not None and caller.may("operator")
