@@ -5,6 +5,9 @@
 variable "TORCH_INDEX" { default = "" }
 variable "WHEELS_DIR" { default = "deploy/empty" }
 variable "CA_FILE" { default = "deploy/empty/.keep" }
+variable "NATS_IMAGE" { default = null }
+variable "REDIS_IMAGE" { default = null }
+variable "S3_IMAGE" { default = null }
 
 target "base" {
   dockerfile = "deploy/Dockerfile"
@@ -15,9 +18,16 @@ target "base" {
 target "cpu" {
   name     = "cpu-${service}"
   inherits = ["base"]
-  matrix   = { service = ["scheduler", "rollout", "trainer", "reward", "view", "report", "host"] }
-  target   = service
-  args     = { TORCH_INDEX = TORCH_INDEX }
+  matrix = {
+    service = ["scheduler", "rollout", "trainer", "reward", "view", "report", "host", "nats", "redis", "s3"]
+  }
+  target = service
+  args = {
+    TORCH_INDEX = TORCH_INDEX
+    NATS_IMAGE  = NATS_IMAGE
+    REDIS_IMAGE = REDIS_IMAGE
+    S3_IMAGE    = S3_IMAGE
+  }
   tags     = ["digenrl-${service}:cpu"]
 }
 

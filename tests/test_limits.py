@@ -51,6 +51,7 @@ LIMITS: dict[str, dict[str, object]] = {
         "LINK_POLL_S": 0.1,
         "PAGE_TIMEOUT_S": 30.0,
         "FAREWELL_S": 5.0,
+        "HOST_READY_S": 10.0,
         "HOST_RETRY_S": 5.0,
         "MAX_OPEN_RUNS": 6,
         "OPEN_RUN_IDLE_S": 60.0,

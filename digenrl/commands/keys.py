@@ -86,6 +86,20 @@ def link(
     typer.echo(f"{(shown or scheduler).rstrip('/')}{answer.json()['path']}")
 
 
+@keys.command()
+def secrets(
+    folder: Folder = KEYS,
+    name: Annotated[str, typer.Option(help="existingSecret of the chart")] = "digenrl",
+) -> None:
+    """Print the keys as Secrets of Kubernetes, for `kubectl apply --filename -`."""
+    import json
+
+    from digenrl.local.brokers.deployment import kubernetes_secrets
+
+    _tokens(folder)
+    typer.echo(json.dumps(kubernetes_secrets(folder, name), indent=1))
+
+
 def _trusted(folder: Path) -> "ssl.SSLContext":
     """Return what verifies the scheduler: also the authority of these keys, unless another one is
     named."""

@@ -84,6 +84,8 @@ PAGE_TIMEOUT_S = 30.0
 """If the page has no link after this long, none is printed."""
 FAREWELL_S = 5.0
 """The first host's brokers end this long after its workers: others learn the run's end before."""
+HOST_READY_S = 10.0
+"""A host marks this often that all its workers are ready; probes allow a minute."""
 HOST_RETRY_S = 5.0
 """Seconds between two attempts of a host at brokers that do not respond."""
 MAX_OPEN_RUNS = 6

@@ -42,19 +42,13 @@ def shown(assignment: Assignment) -> dict[str, str]:
     }
 
 
-async def ready() -> bool:
-    return True
-
-
 def environments(recipe: Recipe, gpus: list[str], folder: Path) -> dict[str, str]:
     """CUDA_VISIBLE_DEVICES of each worker that `digenrl up` would start."""
     processes = Processes.of_run(recipe)
     assignment = assign(recipe, cards(*gpus))
     return {
         program.name: program.environment["CUDA_VISIBLE_DEVICES"]
-        for program in worker_programs(
-            recipe, processes, Keys(folder), assignment.environments, ready
-        )
+        for program in worker_programs(recipe, processes, Keys(folder), assignment.environments)
     }
 
 

@@ -21,17 +21,13 @@ SD35 = load_recipe(RECIPES / "sd35-medium.toml")
 DIGITS = load_recipe(RECIPES / "digits.toml")
 
 
-async def ready() -> bool:
-    return True
-
-
 def started(recipe: Recipe, roles: tuple[Role, ...], gpus: int) -> dict[str, str]:
     """CUDA_VISIBLE_DEVICES of each process of the host `lab-2` with so many GPUs."""
     cards = [Card(str(number)) for number in range(gpus)]
     processes = host_processes(recipe, roles, len(cards))
     environments = assign_gpus(recipe, cards, processes).environments
     programs = worker_programs(
-        recipe, processes, Keys(Path("keys")), environments, ready, host="lab-2", stays=False
+        recipe, processes, Keys(Path("keys")), environments, host="lab-2", stays=False
     )
     return {each.name: each.environment["CUDA_VISIBLE_DEVICES"] for each in programs}
 

@@ -11,9 +11,11 @@ ca/                   the certificate authority, with TLS; each server's certifi
     its configuration
 """
 
+import base64
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from digenrl.local.brokers import seaweedfs
@@ -22,6 +24,7 @@ from digenrl.local.brokers.nats_config import quoted, server_config
 from digenrl.local.secrets.certificates import Authority, Certificate, authority_in
 from digenrl.local.secrets.keys import Keys, keys_in
 from digenrl.local.secrets.tokens import Tokens, tokens_in, write_secret
+from shared.messages.rights import ROLES
 
 VIEW = "view"
 DATA = "/data"
@@ -78,6 +81,19 @@ def make_deployment(folder: Path, places: BrokerAddresses, runs: Collection[str]
         )
         lines.append(f"people: {folder}/ca/cert.pem, which browsers and curl --cacert trust")
     return lines
+
+
+def kubernetes_secrets(folder: Path, name: str) -> dict[str, Any]:
+    """Return a Secret for each folder that a container mounts; a key is the path of a file in it,
+    with `__` for `/`."""
+    items = []
+    for place in (*(folder / each for each in (*ROLES, VIEW)), *(folder / "brokers").iterdir()):
+        files = (path for path in sorted(place.rglob("*")) if path.is_file())
+        names = {str(path.relative_to(place)).replace("/", "__"): path for path in files}
+        data = {key: base64.b64encode(path.read_bytes()).decode() for key, path in names.items()}
+        metadata = {"name": f"{name}-{place.name}"}
+        items.append({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data})
+    return {"apiVersion": "v1", "kind": "List", "items": items}
 
 
 def _write_services(

@@ -150,12 +150,15 @@ def secrets_findings(folder: str | None) -> Iterator[Finding]:
             "`digenrl keys init` makes one per role",
         )  # fmt: skip
         return
-    for each in sorted(path.iterdir()):
+    for each in sorted(file for file in path.iterdir() if file.is_file()):
+        status = each.stat()
+        # A volume of Kubernetes has files of root, and gives them to the group of a pod.
+        others = stat.S_IRWXO | (stat.S_IRWXG if status.st_uid == os.getuid() else stat.S_IWGRP)
         if not os.access(each, os.R_OK):
             yield Finding(
                 "secrets", "fault", f"{each} cannot be read", f"chown it to {os.getuid()}"
             )
-        elif each.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        elif status.st_mode & others:
             remedy = f"chmod 600 {quote(str(each))}"
             yield Finding("secrets", "fault", f"others may read {each}", remedy)
     yield Finding("secrets", "ok", f"{path}")

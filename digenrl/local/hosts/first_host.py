@@ -65,7 +65,6 @@ def _scheduler(first: FirstHost, data: Path) -> Program:
             "DIGENRL_TLS_CERT": str(secrets / "cert.pem"),
             "DIGENRL_TLS_KEY": str(secrets / "key.pem"),
         },
-        ready=_at_once,
     )  # fmt: skip
 
 
@@ -82,10 +81,5 @@ def _page(first: FirstHost, data: Path) -> Program:
             "DIGENRL_API_TOKENS": str(data / KEYS / "api_tokens.json"),
             "DIGENRL_RUN": first.recipe.run.name,
         },
-        ready=_at_once,
         optional=True,
     )  # fmt: skip
-
-
-async def _at_once() -> bool:
-    return True

@@ -22,7 +22,7 @@ import structlog
 from digenrl.hub.fetch import fetch
 from digenrl.local.checking.doctor import secrets_findings, try_gpus
 from digenrl.local.hosts.first_host import FirstHost, lead
-from digenrl.local.limits import FAREWELL_S, HOST_RETRY_S, MIN_DISK_BYTES
+from digenrl.local.limits import FAREWELL_S, HOST_READY_S, HOST_RETRY_S, MIN_DISK_BYTES
 from digenrl.local.processes.assignment import assign_gpus
 from digenrl.local.processes.gpus import visible_cards
 from digenrl.local.processes.preload import plan_preload
@@ -98,6 +98,7 @@ async def _keep_workers(request: HostRequest, leading: Sequence[Supervisor]) -> 
     starter = await Starter.begin(plan_preload(recipe), {}, request.logs / "starter.log")
     supervisor = Supervisor(request.logs, {}, starter)
     log.info("host_begins", run=recipe.run.name, workers=[each.name for each in programs])
+    marking = asyncio.create_task(_mark_ready(programs, request.logs / "ready"))
     try:
         for program in programs:
             await supervisor.start(program, wait=False)
@@ -105,6 +106,7 @@ async def _keep_workers(request: HostRequest, leading: Sequence[Supervisor]) -> 
     except ChildRefused as refused:
         raise UserError(str(refused)) from refused
     finally:
+        marking.cancel()
         await supervisor.stop(list(supervisor.children))
         if starter is not None:
             await starter.stop()
@@ -132,7 +134,7 @@ async def _plan_workers(request: HostRequest) -> tuple[Recipe, list[Program]]:
     for line in (*assignment.warnings, *assignment.notes):
         log.warning("gpus", note=line)
     return recipe, worker_programs(
-        recipe, processes, Keys(request.keys), assignment.environments, _at_once,
+        recipe, processes, Keys(request.keys), assignment.environments,
         host=host_name(), stays=not request.until_finished,
     )  # fmt: skip
 
@@ -146,8 +148,13 @@ async def _first_of(work: Coroutine[Any, Any, None], *others: "asyncio.Future[No
         each.result()
 
 
-async def _at_once() -> bool:
-    return True
+async def _mark_ready(programs: Sequence[Program], mark: Path) -> None:
+    """Touch a file while all workers are ready: the probe of a container reads its age."""
+    while True:
+        states = await asyncio.gather(*(each.ready() for each in programs), return_exceptions=True)
+        if all(state is True for state in states):
+            await asyncio.to_thread(mark.touch)
+        await asyncio.sleep(HOST_READY_S)
 
 
 def host_name() -> str:

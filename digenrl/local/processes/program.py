@@ -28,6 +28,10 @@ async def nothing() -> None:
     """Ends at once."""
 
 
+async def always() -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """A child process: how to start it, and how to check that it responds."""
@@ -35,7 +39,7 @@ class Program:
     name: str
     argv: list[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-    ready: Callable[[], Awaitable[bool]]
+    ready: Callable[[], Awaitable[bool]] = always
     config: Path | None = None
     """File of its configuration."""
     upkeep: Callable[[], Coroutine[Any, Any, None]] = nothing
@@ -66,6 +70,12 @@ def rejection(program: Program, log: Path, num_bytes: int) -> UserError | None:
         f"{program.name} rejects its configuration {at}: {match['why']}; choose another folder, "
         "`digenrl doctor --runs FOLDER` tries one"
     )
+
+
+async def is_ready(url: str) -> bool:
+    """Return whether a service of this machine can do its work."""
+    async with httpx.AsyncClient(trust_env=False) as client:
+        return (await client.get(f"{url}/readyz")).status_code == 200
 
 
 async def wait_ready(

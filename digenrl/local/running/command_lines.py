@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 from digenrl.local.brokers.embedded import Program
 from digenrl.local.checking.preflight import LocalRun
 from digenrl.local.processes.assignment import Environments
 from digenrl.local.processes.gpus import VISIBLE
 from digenrl.local.processes.ports import free_ports
+from digenrl.local.processes.program import is_ready
 from digenrl.local.secrets.keys import Keys
 from digenrl.planning.entries import POLICY_ROLES, Processes
 from shared.recipe.recipe import Recipe
@@ -27,7 +29,6 @@ def worker_programs(
     processes: Processes,
     keys: Keys,
     environments: Environments,
-    ready: Ready,
     *,
     host: str = "",
     stays: bool = True,
@@ -49,7 +50,7 @@ def worker_programs(
                 **keys.environment(role),
                 **environments[name],
             },
-            ready=ready,
+            ready=partial(is_ready, f"http://127.0.0.1:{port}"),
             reports_work=not host,
             may_finish=not stays,
         )
