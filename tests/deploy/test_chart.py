@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from digenrl.local.brokers.deployment import BrokerAddresses, kubernetes_secrets, make_deployment
+from digenrl.local.brokers.embedded import DURABLE
+from digenrl.local.brokers.seaweedfs import BUCKET
 from digenrl.local.limits import CHILD_STOP_S
 from shared.limits import EXIT_TIMEOUT_S
 from shared.messages.rights import ROLES, role_permissions
@@ -108,6 +110,25 @@ def test_the_committed_yaml_is_what_the_chart_renders(name: str) -> None:
     assert PLAIN[name].read_text() == render(values_of(name)), (
         "`python -m tests.deploy.chart` writes it"
     )
+
+
+def test_values_for_the_brokers_own_charts_have_their_users_and_keep_what_is_acknowledged(
+    tmp_path: Path,
+) -> None:
+    make_deployment(tmp_path, BrokerAddresses(nats="n:1", redis="r:2", s3="http://s:3"))
+    listed = kubernetes_secrets(tmp_path, "digenrl")["items"]
+    shared = {each["metadata"]["name"]: each["data"] for each in listed}
+    given = {
+        name: yaml.safe_load((CHART.parent / f"brokers/{name}.yaml").read_text())
+        for name in ("nats", "valkey", "seaweedfs")
+    }
+    config = given["nats"]["config"]
+    assert config["merge"]["00$include"] == "../digenrl/users.conf"
+    assert config["jetstream"]["merge"] == {"sync_interval": "always"}
+    assert "users.conf" in shared["digenrl-nats"]
+    assert given["valkey"]["valkeyConfig"] == f"aclfile /etc/digenrl/users.acl\n{DURABLE}"
+    assert "users.acl" in shared["digenrl-redis"]
+    assert given["seaweedfs"]["filer"]["s3"]["createBuckets"] == [{"name": BUCKET}]
 
 
 def test_the_chart_is_of_this_release() -> None:
@@ -234,7 +255,9 @@ def test_workers_are_started_by_digenrl_host_and_have_time_to_load_and_to_drain(
 def test_each_pool_has_its_kind_of_workload_its_gpus_and_a_budget_of_disruptions(
     name: str, rendered: dict[str, list[Document]]
 ) -> None:
-    found = {(each["kind"], each["metadata"]["name"]): each["spec"] for each in rendered[name]}
+    found = {
+        (each["kind"], each["metadata"]["name"]): each.get("spec", {}) for each in rendered[name]
+    }
     values = values_of(name)
     for pool in values.get("pools", ()):
         kept = pool["kind"] in ("rollout", "trainer")

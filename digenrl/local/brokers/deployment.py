@@ -4,7 +4,7 @@
 view/                 DIGENRL_SECRETS_DIR of the run's page, with an operator's token
 hosts.env             what all hosts share, which `digenrl host` reads
 api_tokens.json       DIGENRL_API_TOKENS of every service; viewer.token, operator.token ...
-brokers/nats/         nats.conf of nats-server
+brokers/nats/         nats.conf of nats-server; its users also alone, as users.conf
 brokers/redis/        redis.conf of Redis; its users also alone, as users.acl, for an aclfile
 brokers/s3/           HOME of SeaweedFS: .seaweedfs/security.toml, and s3.json for -s3.config
 ca/                   the certificate authority, with TLS; each server's certificate is next to
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from digenrl.local.brokers import seaweedfs
 from digenrl.local.brokers.embedded import DURABLE, broker_secrets, redis_users
-from digenrl.local.brokers.nats_config import quoted, server_config
+from digenrl.local.brokers.nats_config import authorization, quoted, server_config
 from digenrl.local.secrets.certificates import Authority, Certificate, authority_in
 from digenrl.local.secrets.keys import Keys, keys_in
 from digenrl.local.secrets.tokens import Tokens, tokens_in, write_secret
@@ -91,7 +91,8 @@ def kubernetes_secrets(folder: Path, name: str) -> dict[str, Any]:
         files = (path for path in sorted(place.rglob("*")) if path.is_file())
         names = {str(path.relative_to(place)).replace("/", "__"): path for path in files}
         data = {key: base64.b64encode(path.read_bytes()).decode() for key, path in names.items()}
-        metadata = {"name": f"{name}-{place.name}"}
+        users = "brokers" if place.parent.name == "brokers" else "services"
+        metadata = {"name": f"{name}-{place.name}", "labels": {"digenrl/users": users}}
         items.append({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data})
     return {"apiVersion": "v1", "kind": "List", "items": items}
 
@@ -134,6 +135,7 @@ def _write_nats(folder: Path, keys: Keys, at: str, tls: Certificate | None) -> N
     listen, monitor = f"0.0.0.0:{_port(at)}", "127.0.0.1:8222"
     config = server_config(DATA, listen=listen, monitor=monitor, keys=keys, tls=tls)
     write_secret(folder / "nats.conf", config)
+    write_secret(folder / "users.conf", authorization(keys))
 
 
 def _write_redis(folder: Path, keys: Keys, at: str, tls: Certificate | None) -> None:

@@ -36,7 +36,7 @@ jetstream {{
   max_file_store: {bytes}
   sync_interval: always
 }}
-{_tls(tls)}{_authorization(keys)}"""
+{_tls(tls)}{authorization(keys)}"""
 
 
 def quoted(path: Path | str) -> str:
@@ -51,7 +51,8 @@ def _tls(tls: Certificate | None) -> str:
     return f"tls {{ cert_file: {cert}, key_file: {key} }}\n"
 
 
-def _authorization(keys: str | Keys) -> str:
+def authorization(keys: str | Keys) -> str:
+    """Return the users of a server, with their passwords and rights."""
     if isinstance(keys, str):
         return f"authorization {{ user: {USER}, password: {json.dumps(keys)} }}\n"
     users = [
