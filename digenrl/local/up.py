@@ -225,8 +225,7 @@ async def _start_and_watch(
         page_program(local, urlsplit(page.url).port or 0, page.ready), wait=False
     )
     processes = Processes.of_run(local.recipe)
-    workers = (local.recipe, processes, local.keys, local.gpus.environments)
-    for program in worker_programs(*workers):
+    for program in worker_programs(local.recipe, processes, local.keys, local.gpus.environments):
         await supervisor.start(program, wait=False)
     await asyncio.gather(
         supervisor.start(scheduler_program(local, api.ready)), _show_link(page, display)
