@@ -16,6 +16,7 @@ from digenrl.commands.options import (
     settings_from_options,
 )
 from digenrl.local.runs import find_run, names_store
+from shared.errors import UserError
 
 
 def view(
@@ -34,14 +35,20 @@ def view(
     ] = None,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Port = 0,
+    may_start: Annotated[
+        bool, typer.Option("--may-start", help="let operators start runs; only on loopback")
+    ] = False,
     open_api: OpenApi = False,
     plain_http: PlainHttp = False,
     runs: Runs = RUNS,
 ) -> None:
     """Show all runs, or one, in a browser: pictures, learning, machines and the run itself."""
+    from digenrl.api.live import LOOPBACK
     from digenrl.local.running.page import show
     from shared.telemetry import configure_logs, quiet_logs
 
+    if may_start and host not in LOOPBACK:
+        raise UserError("--may-start: a recipe can name a Python file; listen on 127.0.0.1")
     one = scheduler or names_store() or os.environ.get("DIGENRL_RUN")
     wanted = [find_run(name, runs, reads=True) for name in names or ([""] if one else [])]
     settings = settings_from_options(
@@ -56,4 +63,4 @@ def view(
         configure_logs(service="view", worker=settings.worker, run=settings.run)
     else:
         quiet_logs()  # somebody reads the terminal
-    show(wanted, runs, settings, scheduler, token_file)
+    show(wanted, runs, settings, scheduler, token_file, may_start=may_start)

@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from shared.errors import ContractError, IntegrityError, Unavailable
+from shared.errors import ContractError, IntegrityError, Unavailable, UserError
 from shared.process.http_api import add_problems, problem
 
 Render = Callable[..., Awaitable[HTMLResponse]]
@@ -19,8 +19,10 @@ Tell = Callable[[Request, Exception], JSONResponse]
 """Answers a fault with a problem."""
 API_PREFIXES = ("/v1/", "/data/", "/static/")
 """Beginnings of addresses that are no pages."""
-STORE_FAULT_STATUS = {Unavailable: 503, IntegrityError: 410, ContractError: 500}
-"""Faults of the store, or of its content, and their HTTP status."""
+STORE_FAULT_STATUS = {
+    Unavailable: 503, IntegrityError: 410, ContractError: 500, UserError: 422
+}  # fmt: skip
+"""Faults of the store, of its content or of a request, and their HTTP status."""
 
 
 def add_error_pages(app: FastAPI, render: Render) -> None:

@@ -1,11 +1,12 @@
 """Serves the pages of the run itself: overview, recipe, failed work, plans for other devices."""
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
+from digenrl.api.batch_records import CommittedBatches, Order
 from digenrl.api.status import newest_letters, stored_letters
 from digenrl.api.what_if import POOL, PlanRefused, WhatIf
 from digenrl.evaluation.records import FIGURES
@@ -17,18 +18,17 @@ from digenrl.view.pages import Pages
 from services.scheduler.costs.profile import profile_names
 from shared.process.http_api import Before
 
+ENDS = 4
+"""Best and worst samples of the newest step on the overview."""
+ORDERS: tuple[tuple[Order, str], ...] = (("best", "Best"), ("worst", "Worst"))
+Number = Annotated[int, Query(ge=0, lt=2**31, description="which of the evaluation's samples")]
 Stale = Literal["", "0", "1"]
 
 
 def run_pages(pages: Pages, what_if: WhatIf) -> APIRouter:
     router, history = APIRouter(), pages.view.history
+    _add_overview(router, pages)
     _add_plan(router, pages, what_if)
-
-    @router.get("/")
-    async def overview(request: Request) -> HTMLResponse:
-        return await pages.page(
-            request, OVERVIEW, refreshes=True, words=FIGURES, queue_words=QUEUES
-        )
 
     @router.get("/letters")
     async def letters(
@@ -53,6 +53,24 @@ def run_pages(pages: Pages, what_if: WhatIf) -> APIRouter:
         return await pages.page(request, "recipe", text=text)
 
     return router
+
+
+def _add_overview(router: APIRouter, pages: Pages) -> None:
+    history = pages.view.history
+    past = CommittedBatches(history)
+
+    @router.get("/")
+    async def overview(request: Request, prompt: Number = 0) -> HTMLResponse:
+        await history.look()
+        newest, orders = history.version, ORDERS
+        ends = [
+            (order, title, await past.samples(newest - 1, 0, ENDS, order))
+            for order, title in orders if newest > 0
+        ]  # fmt: skip
+        return await pages.page(
+            request, OVERVIEW, refreshes=True, words=FIGURES, queue_words=QUEUES, at=newest,
+            evaluations=history.evaluations, number=prompt, ends=ends,
+        )  # fmt: skip
 
 
 def _add_plan(router: APIRouter, pages: Pages, what_if: WhatIf) -> None:

@@ -76,6 +76,11 @@ OPERATIONS: Mapping[str, RequiredRole] = {
     "GET /static/{name}": "viewer",
     # Of the page: all runs.
     "GET /runs": "viewer",
+    "GET /v1/runs": "viewer",
+    "GET /v1/runs/{name}/pictures/{kind}": "viewer",
+    "POST /v1/runs/{name}/notes": "operator",
+    "POST /v1/runs/{name}/copies": "operator",
+    "POST /v1/runs/{name}/start": "operator",
     # Of a scheduler that stands by: it says who commands.
     "GET /v1/{path:path}": "viewer",
     "POST /v1/{path:path}": "viewer",

@@ -1,5 +1,8 @@
 """The page of all runs, and each run below an address of its own."""
 
+import asyncio
+import re
+import time
 from pathlib import Path
 
 import httpx
@@ -9,36 +12,46 @@ from fastapi.testclient import TestClient
 from digenrl.api.live import LiveRun
 from digenrl.api.run_history import RunHistory
 from digenrl.local.running.fleet import FolderOfRuns
+from digenrl.local.running.home import create_home
+from digenrl.local.running.run_cards import Summary
+from digenrl.local.runs import RunProgress
 from digenrl.local.secrets.tokens import Tokens, load_tokens
-from digenrl.view.home import RunCard, create_home
 from digenrl.view.pages import View
 from shared.process.http_access import Access, Role, TokenFile
 from shared.process.http_guard import Guard, own_names
+from shared.recipe.recipe import load_recipe
 from tests.follow.runs import RUN
+from tests.paths import DIGITS
 from tests.view.sight import Scheduler
 from tests.view.stored import stored_run
 
 BROWSER = {"accept": "text/html"}
 
 
-class TwoRuns:
-    """A finished run, and the same run in progress, as one folder."""
+class TwoRuns(FolderOfRuns):
+    """A folder with an ended run and one in progress, whose objects are in another folder."""
 
     def __init__(self, folder: Path, scheduler: Scheduler) -> None:
+        super().__init__(folder / "runs")
         store = stored_run(folder).store
         over, live = LiveRun("", httpx.AsyncClient()), scheduler.live
         self.views = {
             "old": View(RunHistory(store, RUN), over), "new": View(RunHistory(store, RUN), live)
         }  # fmt: skip
-
-    async def cards(self) -> list[RunCard]:
-        return [
-            RunCard(name=each, state="running", step=4, steps=30, reward=0.5, age_seconds=60.0)
-            for each in self.views
-        ]
+        for name in self.views:
+            local_run(self.folder / name)
 
     async def open(self, name: str) -> View | None:
         return self.views.get(name)
+
+
+def local_run(folder: Path, state: str = "stopped", step: int = 4) -> Path:
+    """Make the folder of a run of `digenrl up`, without its brokers."""
+    folder.mkdir(parents=True)
+    recipe = load_recipe(DIGITS, {"run.name": folder.name})
+    (folder / "recipe.json").write_text(recipe.model_dump_json())
+    RunProgress(state, step, 30, 0.5).write(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +69,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory, scheduler: Scheduler) -> TwoR
     return TwoRuns(tmp_path_factory.mktemp("runs"), scheduler)
 
 
-def client_of(runs: TwoRuns, tokens: Tokens, role: Role, own: View | None = None) -> TestClient:
+def client_of(
+    runs: FolderOfRuns, tokens: Tokens, role: Role, own: View | None = None, *,
+    may_start: bool = False,
+) -> TestClient:  # fmt: skip
     access = Access(TokenFile(tokens.folder / "api_tokens.json"))
-    guard = Guard(create_home(runs, access, own), own_names("127.0.0.1"), access=access)
+    guard = Guard(
+        create_home(runs, access, own, may_start=may_start), own_names("127.0.0.1"), access=access
+    )
     return TestClient(guard, base_url="http://localhost", headers=tokens.headers(role))
 
 
@@ -104,6 +122,104 @@ def test_a_run_that_is_not_there_is_a_page_for_people_and_a_problem_for_programs
     assert client.get("/runs/none/v1/run").json()["detail"] == "there is no run none"
 
 
-async def test_an_empty_folder_has_no_runs_and_shows_how_to_begin(tmp_path: Path) -> None:
+async def test_an_empty_folder_has_no_runs_and_shows_how_to_begin(
+    tmp_path: Path, tokens: Tokens
+) -> None:
     fleet = FolderOfRuns(tmp_path / "runs")
-    assert list(await fleet.cards()) == [] and await fleet.open("digits") is None
+    assert await fleet.open("digits") is None
+    assert "digenrl up digits" in client_of(fleet, tokens, "viewer").get("/runs").text
+
+
+async def test_a_card_has_pictures_before_and_after_and_the_change_of_the_reward(
+    runs: TwoRuns, tokens: Tokens
+) -> None:
+    client = client_of(runs, tokens, "viewer")
+    await runs.cards()
+    keeping = asyncio.create_task(runs.keep_up())
+    async with asyncio.timeout(30):
+        while not all(each.summary.prompt for each in await runs.cards()):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    keeping.cancel()
+    old = next(each for each in client.get("/v1/runs").json() if each["name"] == "old")
+    assert (old["summary"]["first"], old["summary"]["last"]) == (0.25, 0.65)
+    assert old["summary"]["curve"] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert old["summary"]["devices"] == "1 reward, 2 rollout, 1 trainer"
+    assert "+0.4<" in client.get("/runs").text
+    pictures = [client.get(f"/v1/runs/old/pictures/{kind}") for kind in ("before", "after")]
+    assert [each.headers["content-type"] for each in pictures] == ["image/png"] * 2
+    assert pictures[0].content != pictures[1].content
+
+
+def test_runs_are_found_by_their_words_and_their_state(runs: TwoRuns, tokens: Tokens) -> None:
+    client = client_of(runs, tokens, "operator")
+    words = {"tags": ["baseline"], "notes": "before the <fix>"}
+    assert client.post("/v1/runs/new/notes", json=words).json() == words
+
+    def found(query: str) -> list[str]:
+        return re.findall(r'id="run-(\w+)"', client.get(f"/runs?{query}").text)
+
+    assert found("q=BASELINE") == ["new"] and found("q=fix") == ["new"]
+    assert found("state=running") == [] and sorted(found("state=stopped")) == ["new", "old"]
+    assert found("sort=name") == ["new", "old"]
+    assert "before the &lt;fix&gt;" in client.get("/runs").text
+    assert client.post("/v1/runs/none/notes", json=words).status_code == 404
+    assert client.post("/v1/runs/../notes", json=words).status_code in (404, 405)
+
+
+def test_a_recipe_is_copied_with_changes_and_a_wrong_one_is_refused(
+    tmp_path: Path, tokens: Tokens
+) -> None:
+    fleet = FolderOfRuns(tmp_path)
+    local_run(tmp_path / "first")
+    client = client_of(fleet, tokens, "operator")
+    wanted = {"name": "second", "changes": {"trainer.learning_rate": 0.5, "run.steps": 7}}
+    answer = client.post("/v1/runs/first/copies", json=wanted)
+    assert answer.status_code == 201
+    recipe = load_recipe(tmp_path / "second.json")
+    assert (recipe.run.name, recipe.run.steps) == ("second", 7)
+    assert recipe.trainer.learning_rate == 0.5
+    assert answer.json()["command"] == f"digenrl up {tmp_path / 'second.json'}"
+    for changes in ({"trainer.lr": 1}, {"run.steps": "many"}, {"run.seed = 1\nbase": "x"}):
+        wrong = client.post("/v1/runs/first/copies", json={"name": "third", "changes": changes})
+        assert wrong.status_code == 422, changes
+    assert not (tmp_path / "third.json").exists()
+    again = client.post("/v1/runs/first/copies", json=wanted)
+    assert (again.status_code, again.json()["detail"]) == (
+        422, "name: second exists; choose another"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("may_start", [False, True])
+def test_runs_are_started_only_where_the_page_was_allowed_to(
+    tmp_path: Path, tokens: Tokens, may_start: bool
+) -> None:
+    client = client_of(FolderOfRuns(tmp_path), tokens, "operator", may_start=may_start)
+    answer = client.post("/v1/runs/none/start", json={})
+    said = answer.json()["detail"]
+    assert answer.status_code == (422 if may_start else 403)
+    assert ("none.json" if may_start else "--may-start") in said
+    viewer = client_of(FolderOfRuns(tmp_path), tokens, "viewer", may_start=may_start)
+    assert viewer.post("/v1/runs/none/start", json={}).status_code == 403
+
+
+@pytest.mark.clock
+@pytest.mark.slow
+async def test_200_runs_of_10_000_steps_are_shown_within_half_a_second(
+    tmp_path: Path, tokens: Tokens
+) -> None:
+    summary = Summary(
+        made_at="finished 10000", prompt="a red bicycle on a beach", first=0.2, last=0.8,
+        curve=[at / 40 for at in range(41)], devices="1 reward, 8 rollout, 8 trainer",
+    )  # fmt: skip
+    for number in range(200):
+        folder = local_run(tmp_path / f"run-{number}", "finished", 10_000)
+        (folder / "card").mkdir()
+        (folder / "card" / "summary.json").write_text(summary.model_dump_json())
+    client, found = client_of(FolderOfRuns(tmp_path), tokens, "operator"), []
+    for _ in range(5):
+        began = time.perf_counter()
+        text = client.get("/runs").text
+        found.append(time.perf_counter() - began)
+    assert text.count('class="card"') == 200
+    print(f"home of 200 runs: {sorted(found)[2]:.3f} s")  # noqa: T201
+    assert sorted(found)[2] <= 0.5

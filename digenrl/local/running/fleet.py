@@ -2,8 +2,9 @@
 
 import asyncio
 import os
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,14 @@ from pathlib import Path
 from digenrl.api.live import LiveRun, client_of
 from digenrl.api.run_history import RunHistory
 from digenrl.local.limits import MAX_OPEN_RUNS, OPEN_RUN_IDLE_S
+from digenrl.local.running.run_cards import (
+    CARD_FOLDER,
+    Notes,
+    RunCard,
+    Summary,
+    read_model,
+    summarise,
+)
 from digenrl.local.runs import (
     RECIPE_JSON,
     Run,
@@ -21,10 +30,16 @@ from digenrl.local.runs import (
     runs_in,
 )
 from digenrl.local.store import local_store
-from digenrl.view.home import RunCard
 from digenrl.view.pages import View
+from shared.errors import DigenRLError, UserError
 from shared.process.settings import Endpoints
+from shared.recipe.recipe import load_recipe
 from shared.store import open_store
+
+Value = bool | int | float | str
+NOTES_JSON = "notes.json"
+"""File in a run's folder with words of people."""
+SUMMARY_JSON = "summary.json"
 
 
 @dataclass(slots=True)
@@ -52,14 +67,29 @@ class FolderOfRuns:
     """The run that the process was started for."""
     _open: dict[str, OpenRun] = field(default_factory=dict)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _unsummed: list[str] = field(default_factory=list)
+    """Runs whose cards have no final summary."""
+    _failed: dict[str, str] = field(default_factory=dict)
+    """Moments of runs that could not be summed up."""
 
     async def cards(self) -> Sequence[RunCard]:
-        return await asyncio.to_thread(lambda: [_card(each) for each in runs_in(self.folder)])
+        """Return all runs, the newest first."""
+        cards = await asyncio.to_thread(lambda: [_card(each) for each in runs_in(self.folder)])
+        self._unsummed = [
+            each.name for each in cards
+            if each.moment not in (each.summary.made_at, self._failed.get(each.name))
+        ]  # fmt: skip
+        return cards
 
     async def open(self, name: str) -> View | None:
+        """Return a run, the same object until it ends or starts again; None if the folder lacks it.
+
+        Raises:
+            Unavailable: if its store does not answer.
+        """
         if self.own is not None and name == self.own.history.run:
             return self.own
-        run = run_in_folder(name, self.folder) if "/" not in name else None
+        run = run_in_folder(name, self.folder)
         if run is None or not run.is_local:
             return None
         async with self._lock:
@@ -73,21 +103,84 @@ class FolderOfRuns:
             known.used = time.monotonic()
         return known.view
 
-    async def close_idle(self) -> None:
-        """Close runs without readers, until it is cancelled; then close all."""
+    async def keep_up(self) -> None:
+        """Sum up runs for their cards, and close runs without readers, until it is cancelled."""
         try:
             while True:
-                await asyncio.sleep(OPEN_RUN_IDLE_S / 4)
+                for name in self._unsummed[:1]:
+                    await self._sum_up(name)
+                self._unsummed = self._unsummed[1:]
+                await asyncio.sleep(0 if self._unsummed else 1)
                 async with self._lock:
                     late = time.monotonic() - OPEN_RUN_IDLE_S
                     await self._close_unused(sum(each.used < late for each in self._open.values()))
         finally:
             await self._close_unused(len(self._open))
 
+    async def _sum_up(self, name: str) -> None:
+        """Store the summary and the pictures of a run."""
+        folder, was_open = self.folder / name, name in self._open
+        moment, card = _card(folder).moment, folder / CARD_FOLDER
+        try:
+            view = await self.open(name)
+            assert view is not None, "its folder was listed"
+            summary, pictures = await summarise(view.history)
+            card.mkdir(exist_ok=True)
+            for kind, data in pictures.items():
+                (card / kind).write_bytes(data)
+            final = summary.model_copy(update={"made_at": moment})
+            (card / SUMMARY_JSON).write_text(final.model_dump_json())
+        except (DigenRLError, OSError, ValueError):
+            self._failed[name] = moment
+        async with self._lock:
+            if not was_open and name in self._open and not self._open[name].is_live:
+                await self._open.pop(name).close()
+
     async def _close_unused(self, number: int) -> None:
         """Close a number of runs, those that were requested longest ago."""
         for name in sorted(self._open, key=lambda name: self._open[name].used)[: max(0, number)]:
             await self._open.pop(name).close()
+
+    def copy(self, name: str, new: str, changes: Mapping[str, Value]) -> Path:
+        """Write a run's recipe with other values, and return its file.
+
+        Args:
+            changes: values by the dotted names of keys.
+
+        Raises:
+            UserError: if a value is wrong, or the file exists.
+        """
+        file = self.folder / f"{new}.json"
+        if file.exists() or (self.folder / new).exists():
+            raise UserError(f"name: {new} exists; choose another")
+        recipe = load_recipe(self.folder / name / RECIPE_JSON, {**changes, "run.name": new})
+        file.write_text(recipe.model_dump_json(indent=1))
+        return file
+
+    def command(self, name: str) -> list[str]:
+        """Return the command line that resumes a run, or starts the recipe of this name."""
+        folder, words = self.folder / name, ["--runs", str(self.folder)]
+        if (folder / RECIPE_JSON).is_file():
+            return ["up", str(folder / RECIPE_JSON), "--run", str(folder), "--resume", *words]
+        return ["up", f"{folder}.json", *words]
+
+    async def start(self, name: str) -> None:
+        """Start or resume a run in a process of its own.
+
+        Raises:
+            UserError: if it does not start; has the reason.
+        """
+        async with self._lock:
+            if name in self._open:
+                await self._open.pop(name).close()
+        ours = {key: each for key, each in os.environ.items() if not key.startswith("DIGENRL_")}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", "digenrl", *self.command(name), "--detach", env=ours,
+            stdin=-3, stdout=-1, stderr=-2,
+        )  # fmt: skip
+        output, _ = await process.communicate()
+        if process.returncode:
+            raise UserError(output.decode(errors="replace").strip().removeprefix("digenrl: "))
 
 
 def _opened(run: Run, *, is_live: bool) -> OpenRun:
@@ -106,4 +199,6 @@ def _card(folder: Path) -> RunCard:
     return RunCard(
         name=folder.name, state=now.state, step=now.step, steps=now.steps, reward=now.reward,
         age_seconds=time.time() - (folder / RECIPE_JSON).stat().st_mtime,
+        summary=read_model(Summary, folder / CARD_FOLDER / SUMMARY_JSON),
+        words=read_model(Notes, folder / NOTES_JSON),
     )  # fmt: skip

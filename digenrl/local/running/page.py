@@ -11,9 +11,9 @@ from digenrl.api.run_history import RunHistory
 from digenrl.local.connection import connect_client
 from digenrl.local.limits import PAGE_LINK_TIMEOUT_S
 from digenrl.local.running.fleet import FolderOfRuns
+from digenrl.local.running.home import create_home
 from digenrl.local.runs import Run, in_progress
 from digenrl.local.store import run_store
-from digenrl.view.home import create_home
 from digenrl.view.pages import View
 from shared.errors import UserError
 from shared.process.http_access import Access, Caller
@@ -29,6 +29,8 @@ def show(
     settings: ServiceSettings,
     scheduler: str,
     token_file: Path | None,
+    *,
+    may_start: bool = False,
 ) -> None:
     """Serve the page of all runs, and of a run if one is named, until SIGINT or SIGTERM.
 
@@ -39,6 +41,7 @@ def show(
         folder: folder of all runs.
         scheduler: address of the scheduler's API; empty if the runs are over.
         token_file: file with an operator's token for this API.
+        may_start: whether operators may start runs.
 
     Raises:
         UserError: if there is no such run, or if the run is in progress and ``scheduler`` is empty.
@@ -53,7 +56,11 @@ def show(
             RunHistory(store, run.id) for (store, _), run in zip(stores, runs, strict=True)
         ]
         environment = stores[0][1] if stores else {}
-        asyncio.run(_show(histories, folder, environment, settings, scheduler, token_file))
+        asyncio.run(
+            _show(
+                histories, folder, environment, settings, scheduler, token_file, may_start=may_start
+            )
+        )
 
 
 def _link_to_live(run: Run) -> str | None:
@@ -81,6 +88,8 @@ async def _show(
     settings: ServiceSettings,
     scheduler: str,
     token_file: Path | None,
+    *,
+    may_start: bool = False,
 ) -> None:
     for history in histories:
         if not scheduler:
@@ -102,8 +111,8 @@ async def _show(
             print(f"{listener.url}/{sign_in}", flush=True)  # noqa: T201 -- a link to click
         freeze_gc()
         await serve(
-            create_home(fleet, access, own),
-            fleet.close_idle(),
+            create_home(fleet, access, own, may_start=may_start),
+            fleet.keep_up(),
             listener=listener,
             access=access,
             allowed_hosts=settings.allowed_hosts,

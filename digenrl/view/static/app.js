@@ -7,6 +7,10 @@ const COLOURS = [1, 2, 3, 4, 5, 6, 7, 8].map((number) => getComputedStyle(docume
 const SHARES = /accuracy|worst_digit/;  // between 0 and 1, and flat lines beside rewards of another size
 const ASKED = "asked ...";
 const CHARTS = {
+  progress: (run) => [
+    ...pick(run.version, run.metrics, ["reward_mean"]).map((line) => ({ ...line, name: "training reward" })),
+    ...evaluated(run, (name) => name === "reward" || name.startsWith("gold ")).map((line) => ({ ...line, name: line.name === "reward" ? "at fixed seeds" : line.name })),
+  ],
   reward: (run) => pick(run.version, run.metrics, ["reward_mean"]),
   kl: (run) => pick(run.version, run.metrics, ["approx_kl", "kl"]),
   gradient: (run) => pick(run.version, run.metrics, ["grad_norm"]),
@@ -36,7 +40,9 @@ async function refreshPart() {
 
 // What is as it was stays: a button that somebody is about to press, what is focused, how far tables are scrolled.
 function replace(part, text) {
-  Idiomorph.morph(part, text, { morphStyle: "innerHTML", ignoreActiveValue: true });
+  Idiomorph.morph(part, text, { morphStyle: "innerHTML", ignoreActiveValue: true, callbacks: {
+    beforeAttributeUpdated: (name, node) => !(name === "class" && node.tagName === "IMG") && !(name === "open" && node.tagName === "DETAILS"),
+  } });
 }
 
 function columns(runs, of) {
@@ -142,6 +148,15 @@ document.querySelectorAll("img").forEach(sharpen);
 document.addEventListener("input", (event) => {
   if (event.target.id === "reveal") document.body.style.setProperty("--reveal", `${event.target.value}%`);
 });
+
+// A select that is a form of its own; videos play while the pointer or the focus is on them.
+document.addEventListener("change", (event) => { if (event.target.matches("[data-submits]")) event.target.form.submit(); });
+for (const name of ["pointerenter", "focusin", "pointerleave", "focusout"]) {
+  document.addEventListener(name, (event) => {
+    if (!event.target.matches?.("video[data-hover]")) return;
+    if (name === "pointerenter" || name === "focusin") event.target.play().catch(() => {}); else event.target.pause();
+  }, true);
+}
 
 async function tick() {
   try { await Promise.all([refreshPart(), refreshCharts()]); } catch { /* the process restarts: asked again */ }

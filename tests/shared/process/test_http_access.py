@@ -13,8 +13,9 @@ from structlog.testing import capture_logs
 from digenrl.api.live import LiveRun
 from digenrl.api.run_history import RunHistory
 from digenrl.evaluation.progress import Progress, routes
+from digenrl.local.running.fleet import FolderOfRuns
+from digenrl.local.running.home import all_runs_app
 from digenrl.local.secrets.tokens import Tokens, load_tokens
-from digenrl.view.home import RunCard, all_runs_app
 from digenrl.view.pages import View
 from digenrl.view.server import create_app as page_app
 from services.reward.scorer import WeightedScorer
@@ -60,6 +61,7 @@ def asked(operation: str) -> tuple[str, str]:
         "worker": "x",
         "group": 0,
         "sample": 0,
+        "kind": "after",
     }
     return method, path.format(**fields)
 
@@ -72,18 +74,8 @@ def every_app() -> list[FastAPI]:
     scheduler = cast(Scheduler, type("AScheduler", (), {"health": Health()}))
     scheduling = [create_app(scheduler), standby_app(Health(), str)]
     view = View(RunHistory(None, "run"), LiveRun("", None))  # type: ignore[arg-type]
-    pages = [page_app(view, Access()), all_runs_app(NoRuns(), Access())]
+    pages = [page_app(view, Access()), all_runs_app(FolderOfRuns(Path("runs")), Access())]
     return [*scheduling, evaluator, scorer_app(scorer, Health()), *pages]
-
-
-class NoRuns:
-    """An empty folder of runs."""
-
-    async def cards(self) -> list[RunCard]:
-        return []
-
-    async def open(self, name: str) -> View | None:
-        return None
 
 
 @pytest.fixture

@@ -1,0 +1,165 @@
+"""Serves many runs: a page with all of them, and each below an address of its own.
+
+/runs             all runs
+/runs/NAME/...    the pages and the API of one
+/...              likewise of the run that the process was started for; without one, all runs
+"""
+
+import re
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, FastAPI, HTTPException, Path, Request
+from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+from pydantic import BaseModel, Field
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from digenrl.local.running.fleet import NOTES_JSON, FolderOfRuns, Value
+from digenrl.local.running.run_cards import CARD_FOLDER, Notes, RunCard
+from digenrl.view.errors import add_error_pages
+from digenrl.view.markup import templates
+from digenrl.view.pages import BASE, WALL, View, render
+from digenrl.view.server import create_app, new_app
+from shared.process.http_access import Access, check_routes, sign_in
+from shared.process.operations import split_run
+
+ALL_RUNS = "/runs"
+OF_ALL_RUNS = re.compile(r"/(v1/)?runs(/|$)")
+"""Addresses that are not below the run of the process."""
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+Name = Annotated[str, Path(pattern=NAME)]
+
+
+class CopyRequest(BaseModel):
+    """A recipe like a run's, with other values."""
+
+    name: str = Field(pattern=NAME)
+    changes: dict[str, Value] = {}
+    """Values by the dotted names of keys."""
+
+
+def create_home(
+    fleet: FolderOfRuns, access: Access, own: View | None = None, *, may_start: bool = False
+) -> ASGIApp:
+    """Return the application of many runs.
+
+    Args:
+        own: the run that its process was started for.
+        may_start: whether operators may start runs: a recipe can name a Python file to execute.
+    """
+    app = all_runs_app(fleet, access, may_start=may_start)
+    app.mount("/runs/{name}", OneOfMany(fleet, access))
+    return Home(app, None if own is None else create_app(own, access))
+
+
+def all_runs_app(fleet: FolderOfRuns, access: Access, *, may_start: bool = False) -> FastAPI:
+    """Return the page of all runs."""
+    app, environment = new_app(), templates()
+    app.include_router(sign_in(access, home="./"))
+
+    async def page(request: Request, name: str, **fields: object) -> HTMLResponse:
+        template = name if "part" in request.query_params else "all"
+        return render(
+            environment,
+            request,
+            template,
+            page=name,
+            scripts=["runs.js"],
+            styles=[],
+            may_start=may_start,
+            query=request.query_params,
+            **fields,
+        )
+
+    add_error_pages(app, page)
+
+    @app.get("/")
+    async def begin() -> RedirectResponse:
+        return RedirectResponse(ALL_RUNS)
+
+    @app.get(ALL_RUNS)
+    async def runs(request: Request) -> HTMLResponse:
+        return await page(request, "runs", cards=await fleet.cards())
+
+    app.include_router(_cards_api(fleet))
+    app.include_router(_changes_api(fleet, may_start=may_start))
+    check_routes(app)
+    return app
+
+
+def _cards_api(fleet: FolderOfRuns) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v1/runs")
+    async def cards() -> list[RunCard]:
+        return [*await fleet.cards()]
+
+    @router.get("/v1/runs/{name}/pictures/{kind}")
+    def picture(name: Name, kind: Literal["before", "after"]) -> Response:
+        file = fleet.folder / name / CARD_FOLDER / kind
+        if not file.is_file():
+            raise HTTPException(404, f"{name} has no picture yet")
+        is_png = file.read_bytes()[:1] == b"\x89"
+        kept = {"cache-control": "private, max-age=60"}
+        return FileResponse(file, headers=kept, media_type=f"image/{'png' if is_png else 'jpeg'}")
+
+    return router
+
+
+def _changes_api(fleet: FolderOfRuns, *, may_start: bool) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/runs/{name}/notes")
+    def note(name: Name, words: Notes) -> Notes:
+        if not (fleet.folder / name).is_dir():
+            raise HTTPException(404, f"there is no run {name}")
+        (fleet.folder / name / NOTES_JSON).write_text(words.model_dump_json())
+        return words
+
+    @router.post("/v1/runs/{name}/copies", status_code=201)
+    def copy(name: Name, wanted: CopyRequest) -> dict[str, str]:
+        file = fleet.copy(name, wanted.name, wanted.changes)
+        return {"command": f"digenrl up {file}"}
+
+    @router.post("/v1/runs/{name}/start", status_code=202)
+    async def start(name: Name) -> dict[str, str]:
+        if not may_start:
+            raise HTTPException(403, "start `digenrl view --may-start` to start runs from the page")
+        await fleet.start(name)
+        return {"run": name}
+
+    return router
+
+
+@dataclass(slots=True)
+class OneOfMany:
+    """Passes requests below the address of a run to the application of this run."""
+
+    fleet: FolderOfRuns
+    access: Access
+    _apps: dict[str, tuple[View, FastAPI]] = field(default_factory=dict)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name, (base, path) = scope["path_params"]["name"], split_run(scope["path"])
+        view = await self.fleet.open(name)
+        if view is None:
+            raise HTTPException(404, f"there is no run {name}")
+        known = self._apps.get(name)
+        if known is None or known[0] is not view:
+            known = self._apps[name] = view, create_app(view, self.access)
+        below = {"path": path, "raw_path": path.encode(), "root_path": "", BASE: base}
+        await known[1]({**scope, **below, WALL: ALL_RUNS}, receive, send)
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Passes requests to the page of all runs, or to the run of the process."""
+
+    all_runs: ASGIApp
+    own: ASGIApp | None
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        is_own = self.own is not None and not OF_ALL_RUNS.match(scope.get("path", ""))
+        app = self.own if is_own and self.own is not None else self.all_runs
+        return app({**scope, WALL: ALL_RUNS}, receive, send)

@@ -1,0 +1,106 @@
+"""Sums up each run of a folder, for the page of all runs."""
+
+import asyncio
+import io
+import re
+from collections import Counter
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, Field
+
+from digenrl.api.run_history import RunHistory
+
+M = TypeVar("M", bound=BaseModel)
+CARD_FOLDER = "card"
+"""Folder in a run's folder: the summary of the ended run, and its pictures."""
+PICTURES = ("before", "after")
+MAX_SIDE = 512
+"""Height and width of a card's picture, in pixels."""
+MAX_CURVE = 40
+"""Number of points of a card's curve."""
+
+
+class Notes(BaseModel):
+    """Words of people about a run."""
+
+    tags: list[str] = Field(default=[], max_length=20)
+    notes: str = Field(default="", max_length=2000)
+
+
+class Summary(BaseModel):
+    """Results of a run so far; final once the run has ended."""
+
+    made_at: str = ""
+    """State and step of the run then."""
+    devices: str = ""
+    prompt: str = ""
+    """Prompt of the pictures; empty without pictures."""
+    first: float | None = None
+    """Reward of the first evaluation; without evaluations, of the first step."""
+    last: float | None = None
+    curve: list[float] = []
+    """Training reward over the steps."""
+
+
+class RunCard(BaseModel):
+    """A run among others."""
+
+    name: str
+    state: str
+    step: int
+    steps: int | None
+    reward: float | None
+    age_seconds: float
+    summary: Summary = Summary()
+    words: Notes = Notes()
+
+    @property
+    def moment(self) -> str:
+        return f"{self.state} {self.step}"
+
+    @property
+    def learned(self) -> float:
+        """Change of the reward, 0 if it is unknown."""
+        first, last = self.summary.first, self.summary.last
+        return 0.0 if first is None or last is None else last - first
+
+
+async def summarise(history: RunHistory) -> tuple[Summary, dict[str, bytes]]:
+    """Return the summary of a run, and its pictures by their names."""
+    await history.look()
+    curve = [each.metrics["reward_mean"] for each in history.steps if "reward_mean" in each.metrics]
+    ends = [each.quality.reward for each in history.evaluations] or curve
+    devices = history.recent_usage[-1].devices if history.usage else ()
+    roles = Counter(re.sub(r"-\d+$", "", name) for name in devices)
+    summary = Summary(
+        devices=", ".join(f"{number} {role}" for role, number in sorted(roles.items())),
+        first=ends[0] if ends else None, last=ends[-1] if ends else None,
+        curve=[*curve[:: -(-len(curve) // MAX_CURVE)], curve[-1]] if curve else [],
+    )  # fmt: skip
+    if not history.evaluations or not history.evaluations[0].samples:
+        return summary, {}
+    shown = history.evaluations[0].samples[0], history.evaluations[-1].samples[0]
+    stills = [await history.store.get(each.still) for each in shown]
+    small = [await asyncio.to_thread(_thumbnail, each) for each in stills]
+    found = dict(zip(PICTURES, small, strict=True))
+    return summary.model_copy(update={"prompt": shown[0].prompt}), found
+
+
+def _thumbnail(data: bytes) -> bytes:
+    from PIL import Image  # a page without pictures needs none
+
+    image = Image.open(io.BytesIO(data))
+    if max(image.size) <= MAX_SIDE:
+        return data
+    image.thumbnail((MAX_SIDE, MAX_SIDE))
+    image.convert("RGB").save(small := io.BytesIO(), "JPEG", quality=88)
+    return small.getvalue()
+
+
+def read_model(kind: type[M], path: Path) -> M:
+    """Return the content of a JSON file; the defaults if the file is missing or damaged."""
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except (OSError, ValueError):
+        return kind()
