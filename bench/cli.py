@@ -30,7 +30,7 @@ from bench.family_check.commands import check_family
 from bench.growth.commands import growth
 from bench.learning.commands import learning, learning_services, learning_tables, shared_noise
 from bench.simulation.commands import sim
-from bench.spread.commands import spread
+from bench.spread.commands import far_runs, far_transfers, spread
 from bench.tail_check.commands import tail_check
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ bench = typer.Typer(help="Measure: schedules, devices, control.", no_args_is_hel
 for command in (
     cluster, protection, reads, rows, lost_host, unscaled, forecasts, recipes,
     learning, learning_services, learning_tables, shared_noise, growth, spread,
+    far_runs, far_transfers,
     digits, digits_edit, check_family, tail_check, sim,
 ):  # fmt: skip
     bench.command()(command)

@@ -101,29 +101,41 @@ class BucketBackend:
         return False
 
     async def read(self, key: str) -> bytes | None:
-        with _as_unavailable(), contextlib.suppress(NotFoundError, FileNotFoundError):
-            result = await obstore.get_async(self._store, key)
-            return bytes(await result.bytes_async())
+        with contextlib.suppress(IntegrityError):
+            return b"".join([chunk async for chunk in self.stream(key, 0)])
         return None
 
     async def stream(self, key: str, first: int) -> AsyncGenerator[bytes]:
+        """A read that fails continues where it was, unless no bytes have come since."""
+        etag, is_whole = None, False
         with _as_unavailable():
-            try:
-                result = await (
-                    obstore.get_async(self._store, key, options={"range": {"offset": first}})
-                    if first  # of no bytes there is no range
-                    else obstore.get_async(self._store, key)
-                )
-            except (NotFoundError, FileNotFoundError) as error:
-                raise IntegrityError(f"{key} is not in the store") from error
-            pieces, began = list[bytes](), time.monotonic()
-            async for piece in result.stream(min_chunk_size=PIECE):
-                pieces.append(piece)
-                if len(pieces) >= CHUNK // PIECE or time.monotonic() - began >= MAX_STREAM_DELAY_S:
+            while not is_whole:
+                result, start = await self._get(key, first), first
+                if etag not in (None, result.meta["e_tag"]):
+                    raise Unavailable(f"{key} was replaced while it was read")
+                etag, pieces, began = result.meta["e_tag"], list[bytes](), time.monotonic()
+                try:
+                    async for piece in result.stream(min_chunk_size=PIECE):
+                        first += len(piece)
+                        pieces.append(piece)
+                        waited = time.monotonic() - began
+                        if len(pieces) >= CHUNK // PIECE or waited >= MAX_STREAM_DELAY_S:
+                            yield b"".join(pieces)
+                            pieces, began = [], time.monotonic()
+                    is_whole = True
+                except BaseError:
+                    if first == start:
+                        raise
+                if pieces:
                     yield b"".join(pieces)
-                    pieces, began = [], time.monotonic()
-            if pieces:
-                yield b"".join(pieces)
+
+    async def _get(self, key: str, first: int) -> Any:
+        # Of no bytes there is no range.
+        options: Any = {"range": {"offset": first}} if first else {}
+        try:
+            return await obstore.get_async(self._store, key, options=options)
+        except (NotFoundError, FileNotFoundError) as error:
+            raise IntegrityError(f"{key} is not in the store") from error
 
     async def size(self, key: str) -> int | None:
         with _as_unavailable(), contextlib.suppress(NotFoundError, FileNotFoundError):
@@ -131,9 +143,7 @@ class BucketBackend:
         return None
 
     async def keys(self, prefix: str) -> list[str]:
-        with _as_unavailable():
-            pages = obstore.list(self._store, prefix=prefix)
-            return [entry["path"] async for page in pages for entry in page]
+        return [each.key for each in await self.entries(prefix)]
 
     async def entries(self, prefix: str) -> list[StoredObject]:
         with _as_unavailable():

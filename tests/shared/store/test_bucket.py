@@ -22,6 +22,7 @@ Handle = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 SILENCE_S = 2.5
 BYTES_PER_S = 8 << 20
+MIB = 1 << 20
 LARGE = 3 * BYTES_PER_S
 """Bytes; a part of it takes half of the silence that is allowed."""
 
@@ -125,6 +126,53 @@ class Starvation:
                 await asyncio.Event().wait()
             writer.write(piece)
             await writer.drain()
+
+
+@dataclass
+class BreakingLine:
+    """A relay to the store that counts what it gives. After each of ``after`` bytes it ends the
+    connection that has them."""
+
+    port: int
+    after: list[int]
+    num_bytes: int = 0
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.port)
+        with contextlib.closing(up_writer):
+            sending = asyncio.create_task(carry(reader, up_writer))
+            while piece := await up_reader.read(1 << 16):
+                self.num_bytes += len(piece)
+                if self.after and self.num_bytes >= self.after[0]:
+                    self.after.pop(0)
+                    break
+                writer.write(piece)
+                await writer.drain()
+            sending.cancel()
+
+
+@pytest.mark.broker
+def test_a_read_continues_where_it_was_however_long_it_takes(
+    s3_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client itself begins no further attempt."""
+    endpoint = ServiceSettings(run="test").s3_endpoint
+    assert endpoint is not None
+    monkeypatch.setattr(bucket, "MAX_RETRY_TIME", timedelta(0))
+    data = bytes(range(256)) * (16 * MIB // 256)
+    line = BreakingLine(int(endpoint.rsplit(":", 1)[1]), [2 * MIB, 8 * MIB, 12 * MIB])
+
+    async def there_and_back() -> None:
+        ref = await through(endpoint).put("weights", data, suffix=".safetensors")
+        async with listening(line.handle) as breaking:
+            assert await through(breaking).get(ref) == data
+            assert line.after == []
+            assert line.num_bytes < len(data) + 3 * 1.5 * MIB
+            line.after = [line.num_bytes]
+            with pytest.raises(Unavailable):
+                await through(breaking).get(ref)
+
+    asyncio.run(there_and_back())
 
 
 @pytest.mark.broker

@@ -1,0 +1,173 @@
+"""Objects on the way to the store and back, over lines of far hosts, and the statuses meanwhile.
+
+Each far host has one worker, which reports as any worker does. It stores objects and reads them,
+one after the other. The host of the store receives the statuses.
+"""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from bench.spread.far_line import FarLine
+from bench.spread.network import Host, network
+from bench.spread.run import Plan, _answering, _brokers, _process
+from shared.messages.workers import WorkerStatus
+from shared.process.worker import Worker
+from shared.store import open_store
+from shared.store.traffic import Meter
+from shared.telemetry import quiet_logs
+
+PATIENCE_S = 600.0
+HEADER_BYTES = 66
+"""Ethernet, IP and TCP, with time stamps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """An object that was stored, or read."""
+
+    direction: str
+    num_bytes: int
+    seconds: float
+    on_line: int
+    """Bytes that the host's device counted in this direction, without the headers of frames."""
+    rate: float
+    """Estimated bytes per second, by the worker's newest transfers."""
+
+    def factor(self, line: FarLine) -> float:
+        """Return the seconds, over those of a line that sends nothing but the object."""
+        return self.seconds * line.mbits * 1e6 / 8 / self.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LineResult:
+    line: FarLine
+    transfers: list[Transfer]
+    late: float
+    """Seconds by which the latest status came late, or was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A time without a line, in each transfer."""
+
+    after_s: float
+    seconds: float
+
+
+def measure_transfers(
+    lines: Sequence[FarLine], *, size: int, times: int, folder: Path, cut: Cut | None = None
+) -> list[LineResult]:
+    """Measure all lines at the same time: the objects of ``size`` bytes go up and down
+    ``times``. With a ``cut``, statuses count from the moment when the line is back."""
+    quiet_logs()
+    with network([None, *lines]) as (store, *hosts), _brokers(store, folder) as settings:
+        run = Plan(host=store, settings=settings, size=size, versions=times)
+        with ExitStack() as stack:
+            receiver = stack.enter_context(_process(receive, run))
+            receiver.recv()
+            results: list[LineResult | None] = [None] * len(lines)
+
+            def measure(number: int) -> None:
+                name = f"far-{number}"
+                update = {"worker": name, "host_cache": "off"}
+                plan = replace(run, host=hosts[number], settings=settings.model_copy(update=update))
+                with _process(move, plan) as pipe:
+                    results[number] = _measured(hosts[number], lines[number], pipe, times, cut)
+
+            threads = [threading.Thread(target=measure, args=(n,)) for n in range(len(lines))]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            receiver.send("end")
+            times_of = receiver.recv()
+    return [
+        replace(each, late=_latest(times_of[f"far-{number}"], each.late))
+        for number, each in enumerate(results)
+        if each is not None
+    ]
+
+
+def _measured(
+    host: Host, line: FarLine, pipe: Connection, times: int, cut: Cut | None
+) -> LineResult:
+    found, back = [], 0.0
+    pipe.recv()
+    for _ in range(2 * times):
+        before = host.line_counters
+        pipe.send("go")
+        if cut is not None and host.line is not None:
+            time.sleep(cut.after_s)
+            host.line.set(replace(line, is_cut=True))
+            time.sleep(cut.seconds)
+            host.line.set(line)
+            back = time.monotonic()
+        direction, num_bytes, seconds, rate = pipe.recv()
+        after = host.line_counters
+        down, up = (
+            after[each] - before[each] - HEADER_BYTES * (after[each + 2] - before[each + 2])
+            for each in (0, 1)
+        )
+        on_line = up if direction == "up" else down
+        found.append(Transfer(direction, num_bytes, seconds, on_line, rate))
+    return LineResult(line, found, back)
+
+
+def _latest(times: Sequence[float], since: float) -> float:
+    """Return by how many seconds a status was late; after a cut, how late the first one was."""
+    if since:
+        return next(each for each in times if each > since) - since
+    return max(after - before for before, after in pairwise(times)) - 1.0
+
+
+async def receive(plan: Plan, pipe: Connection) -> None:
+    """Note when statuses come."""
+    store, came = await _answering(plan.settings), dict[str, list[float]]()
+    assert store is not None
+
+    async def note(status: WorkerStatus) -> None:
+        came.setdefault(status.worker, []).append(time.monotonic())
+
+    async with plan.settings.connect_bus() as bus:
+        await bus.on_status(note)
+        pipe.send("ready")
+        await asyncio.to_thread(pipe.recv)
+        pipe.send(came)
+        await asyncio.sleep(PATIENCE_S)
+
+
+async def move(plan: Plan, pipe: Connection) -> None:
+    """Store objects, and read them, while this worker reports."""
+    store = open_store(plan.settings.store)
+    async with plan.settings.connect_bus() as bus:
+        worker = Worker("rollout", plan.settings.worker, "waiting_for_trainer")
+        worker.traffic = store.traffic
+        reporting = asyncio.create_task(worker.report(bus))
+        pipe.send("ready")
+        for _ in range(plan.versions):
+            data = os.urandom(plan.size)
+            ref = await _timed(
+                pipe, "up", store.traffic.up, store.put("run/objects", data, suffix=".bin")
+            )
+            await _timed(pipe, "down", store.traffic.down, store.get(ref))
+        reporting.cancel()
+        with suppress(asyncio.CancelledError):
+            await reporting
+
+
+async def _timed(pipe: Connection, direction: str, meter: Meter, work: Any) -> Any:
+    await asyncio.to_thread(pipe.recv)
+    began = time.monotonic()
+    done = await work
+    num_bytes = done.size if direction == "up" else len(done)
+    pipe.send((direction, num_bytes, time.monotonic() - began, meter.rate or 0.0))
+    return done
