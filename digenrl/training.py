@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from digenrl.api.client import Client
 from digenrl.reward_server import Reward, RewardServer
+from shared.models.hub import ID_PATTERN
+from shared.recipe.toml import toml_value
 
 COMMAND = [sys.executable, "-P", "-m", "digenrl"]
 DEFAULTS: Mapping[str, Any] = {
@@ -138,7 +140,8 @@ def train(
     inputs.mkdir(parents=True, exist_ok=True)
     file, rows = inputs / "recipe.toml", _prompts_file(prompts, inputs / "prompts.jsonl")
     server = RewardServer(reward, _earlier_port(file)) if callable(reward) else None
-    tables = {"run.name": name, **_model(model), "data.prompts": rows}
+    named = {} if model is None else model_key(model)
+    tables = {"run.name": name, **named, "data.prompts": rows}
     tables["reward.scorers"] = [_scorer(reward, server, inputs)]
     try:
         _write(file, recipe, {**tables, **(keys or {})})
@@ -167,7 +170,7 @@ def _write(file: Path, base: str | Path | None, tables: Mapping[str, Any]) -> No
         tables = {**DEFAULTS, **device, **tables}
     else:  # one that comes with DigenRL has no file here
         tables = {"base": Path(base).resolve() if Path(base).exists() else base, **tables}
-    file.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in tables.items()))
+    file.write_text("".join(f"{key} = {toml_value(value)}\n" for key, value in tables.items()))
     if "model.id" in tables:
         _run("fetch", str(file))
 
@@ -189,10 +192,9 @@ def _run(*words: str) -> str:
     return ended.stdout
 
 
-def _model(model: str | Path | None) -> dict[str, Any]:
-    if model is None:
-        return {}
-    is_id = isinstance(model, str) and model.count("/") == 1 and not Path(model).exists()
+def model_key(model: str | Path) -> dict[str, str]:
+    """Return the key that names a model: a folder, or ORG/NAME on the hub."""
+    is_id = re.match(ID_PATTERN, str(model)) and not Path(model).exists()
     return {"model.id": str(model)} if is_id else {"model.folder": str(Path(model).resolve())}
 
 
@@ -252,11 +254,3 @@ def _has_gpu() -> bool:
     if visible is not None:
         return visible.strip() not in ("", "-1")
     return shutil.which("nvidia-smi") is not None
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)

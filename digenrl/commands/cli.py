@@ -21,6 +21,7 @@ from digenrl.commands.generate import generate
 from digenrl.commands.history import audit, samples, versions
 from digenrl.commands.host import host
 from digenrl.commands.hosts import hosts
+from digenrl.commands.init import init
 from digenrl.commands.keys import keys
 from digenrl.commands.logs import logs
 from digenrl.commands.model import model
@@ -54,7 +55,7 @@ TASKS = {
     ),
     "Steer a run": ("pause", "resume", "stop", "tag", "dlq"),
     "Use what it has learned": ("report", "export", "generate", "evaluate", "follow", "push"),
-    "Prepare": ("check", "recipe", "plan", "profile", "fetch", "adapter"),
+    "Prepare": ("init", "check", "recipe", "plan", "profile", "fetch", "adapter"),
     "Extend": ("reward", "rewards", "families", "model"),
     "Mend": ("doctor", "gc", "repair", "keys"),
 }  # fmt: skip
@@ -96,7 +97,7 @@ own = (serve_scorer, rewards, families)
 for command in (*of_runs, *now_and_before, *own, push):
     app.command()(command)
 add_actions(app)
-for of_recipe in (up, reproduce, check, fetch, serve, generate, plan):
+for of_recipe in (init, up, reproduce, check, fetch, serve, generate, plan):
     app.command(cls=RecipeCommand)(of_recipe)
 app.add_typer(hosts, name="hosts")
 app.add_typer(model, name="model")

@@ -13,6 +13,7 @@ from shared.recipe.checks import too_many_devices
 from shared.recipe.fields import Table
 from shared.recipe.schedule import RunSchedule, Schedule
 from shared.recipe.tables import Rollout, Tables
+from shared.recipe.toml import toml_value
 from shared.recipe.trainer import Trainer
 
 PLANNED_TABLES: Mapping[str, type[Table]] = {
@@ -65,13 +66,7 @@ def _said(recipe: Tables | None, key: str) -> Any:
 
 def as_toml(keys: Mapping[str, Any]) -> str:
     """Write recipe keys on one line, dotted as TOML takes them."""
-
-    def value(given: Any) -> str:
-        if isinstance(given, bool):
-            return str(given).lower()
-        return f'"{given}"' if isinstance(given, str) else str(given)
-
-    return ", ".join(f"{key} = {value(given)}" for key, given in keys.items())
+    return ", ".join(f"{key} = {toml_value(given)}" for key, given in keys.items())
 
 
 def too_small(profile: Profile, split: Split, schedule: RunSchedule) -> str | None:

@@ -15,6 +15,7 @@ from digenrl.report.summary import Summary
 from shared.errors import UserError
 from shared.learning.prompts import digest, read_prompts
 from shared.recipe.recipe import Recipe
+from shared.recipe.toml import toml_value
 from shared.run.run_recipe import evaluated_on, evaluation_rows
 
 CARD, CURVE = "README.md", "curve.png"
@@ -149,11 +150,8 @@ def _toml(recipe: Recipe) -> str:
 def _lines(table: Mapping[str, Any], keys: Iterable[str]) -> Iterator[str]:
     for key in keys:
         value = table[key]
-        if isinstance(value, dict):
-            inner = ", ".join(_lines(value, value))
-            yield f"{key} = {{ {inner} }}"
-        elif value is not None:
-            yield f"{key} = {json.dumps(value)}"
+        if value is not None:
+            yield f"{key} = {toml_value(value)}"
 
 
 def _rewards(recipe: Recipe) -> str:

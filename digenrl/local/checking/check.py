@@ -151,7 +151,7 @@ def _check_files(
 ) -> tuple[Recipe, bool, Trace | None]:
     """Check the files of a recipe, or trace its model; ``for_profile`` is None without a trace."""
     if for_profile is not None:
-        return _trace_model(recipe, elsewhere, for_profile, say)
+        return trace_model(recipe, elsewhere, for_profile, say)
     if elsewhere and not (recipe.model.folder / "model_index.json").is_file():
         check_except_model(recipe, elsewhere=True)
     else:
@@ -188,7 +188,7 @@ def _decide_here(
     return expected, verdict_here(recipe, runs_folder(), expected)
 
 
-def _trace_model(
+def trace_model(
     recipe: Recipe, elsewhere: bool, for_profile: bool, say: ShowLine
 ) -> tuple[Recipe, bool, Trace]:
     """Returns the recipe with the traced configuration, whether model and rewards are assumed to be

@@ -16,6 +16,7 @@ from services.reward.scorers.python_file import PythonScorer
 from services.reward.scorers.python_process import check_can_run
 from services.reward.scoring import load_source, score_each
 from shared.errors import ContractError, UserError
+from shared.learning.prompt_rows import Row
 from shared.learning.prompts import read_rows
 from shared.messages.contracts import Prompt
 from shared.recipe.rewards import PYTHON, ScorerTable
@@ -164,6 +165,16 @@ def _metadata(prompts: Path | None, samples: Sequence[Pixels]) -> Metadata:
         )
     pairs = zip(rows * (len(samples) // len(rows)), samples, strict=True)
     return [_arguments(prompt, source, sample) for (prompt, source), sample in pairs]
+
+
+def score_images(
+    scorer: WeightedScorer, folder: Path, rows: Sequence[Row]
+) -> list[RewardTrialResult]:
+    """Score the images of a folder, each made for the row of the same number."""
+    samples = read_images(folder)
+    pairs = zip(rows, samples.values(), strict=True)
+    metadata = [_arguments(prompt, source, sample) for (prompt, source), sample in pairs]
+    return list(_scored(scorer, samples, metadata))
 
 
 def _arguments(prompt: Prompt, source: Path | None, sample: Pixels) -> Mapping[str, object]:
