@@ -48,11 +48,15 @@ class Cluster:
     """By a pod's name."""
 
     def __post_init__(self) -> None:
-        self.pods = list(pods_of(self.documents))
+        jobs = [each for each in self.documents if each["kind"] == "Job"]
+        self.jobs = list(pods_of(jobs))
+        self.pods = list(pods_of([each for each in self.documents if each not in jobs]))
         self.network = Network.from_documents(self.documents)
         self.servers = sorted({pod.component for pod in self.pods if pod.ports})
 
-    def start(self) -> None:
+    def start(self, **environment: str) -> None:
+        """Start all pods; ``environment``: further variables of the Jobs."""
+        self.run_jobs(**environment)
         for number, server in enumerate(self.servers):
             subnet = f"{SUBNET}.{number}.0/24"
             docker("network", "create", "--internal", "--subnet", subnet, f"{PREFIX}-{server}")
@@ -81,35 +85,50 @@ class Cluster:
         reached = self._reached(pod)
         home = pod.component if pod.ports else reached[0]
         address = f"{SUBNET}.{self.servers.index(home)}.{number}"
-        container, context = pod.container, pod.spec["securityContext"]
-        rights = container["securityContext"]
-        assert pod.spec["shareProcessNamespace"]  # whose first process reaps, as --init does
-        assert not rights["allowPrivilegeEscalation"]
-        environment = {
-            each["name"]: each.get("value", address) for each in container.get("env", ())
-        }
-        arguments = [
-            word.replace("$(POD_IP)", address) if isinstance(word, str) else str(word)
-            for word in container.get("args", ())
-        ]
+        for container in pod.spec.get("initContainers", ()):
+            docker("run", "--rm", "--network=none", *self._options(pod, container, ""))
         name = f"{PREFIX}-{pod.name}"
         docker(
-            "create", "--name", name, "--hostname", pod.name, "--init", "--restart=always",
+            "create", "--name", name, "--hostname", pod.name, "--restart=always",
             "--network", f"{PREFIX}-{home}", "--ip", address,
             *(f"--network-alias={alias}" for alias in self._services(pod)),
-            "--user", f"{context['runAsUser']}:{context['runAsGroup']}",
-            "--group-add", str(context["fsGroup"]),
-            *(["--read-only"] if rights["readOnlyRootFilesystem"] else []),
-            *(f"--cap-drop={each}" for each in rights["capabilities"]["drop"]),
-            "--security-opt=no-new-privileges", "--pids-limit=4096",
-            *(f"--env={key}={value}" for key, value in environment.items()),
-            *self._mounts(pod), container["image"], *arguments,
+            *self._options(pod, pod.container, address),
         )  # fmt: skip
         for server in reached:
             if server != home:
                 docker("network", "connect", f"{PREFIX}-{server}", name)
         docker("start", name)
         self.addresses[pod.name] = address
+
+    def run_jobs(self, **environment: str) -> None:
+        """Run all Jobs to their end, in this machine's network."""
+        variables = [f"--env={name}={value}" for name, value in environment.items()]
+        for pod in self.jobs:
+            options = self._options(pod, pod.container, "")
+            docker("run", "--rm", "--network=host", *variables, *options)
+
+    def _options(self, pod: Pod, container: Document, address: str) -> list[str]:
+        """Options, image and arguments of a container."""
+        context, rights = pod.spec["securityContext"], container["securityContext"]
+        assert pod.spec["shareProcessNamespace"]  # whose first process reaps, as --init does
+        assert not rights["allowPrivilegeEscalation"]
+        program, *rest = [
+            str(word).replace("$(POD_IP)", address)
+            for word in (*container.get("command", ("",)), *container.get("args", ()))
+        ]
+        return [
+            "--init", "--user", f"{context['runAsUser']}:{context['runAsGroup']}",
+            "--group-add", str(context["fsGroup"]),
+            *(["--read-only"] if rights["readOnlyRootFilesystem"] else []),
+            *(f"--cap-drop={each}" for each in rights["capabilities"]["drop"]),
+            "--security-opt=no-new-privileges", "--pids-limit=4096",
+            *(
+                f"--env={each['name']}={each.get('value', address)}"
+                for each in container.get("env", ())
+            ),
+            *self._mounts(pod, container),
+            *([f"--entrypoint={program}"] if program else []), container["image"], *rest,
+        ]  # fmt: skip
 
     def _reached(self, pod: Pod) -> list[str]:
         """The servers that the policies let a pod reach."""
@@ -130,15 +149,17 @@ class Cluster:
             if selects({"matchLabels": each["spec"]["selector"]}, pod.labels)
         ]
 
-    def _mounts(self, pod: Pod) -> Iterator[str]:
+    def _mounts(self, pod: Pod, container: Document) -> Iterator[str]:
         volumes = {each["name"]: each for each in pod.spec["volumes"]}
         filled: dict[str, tuple[int, Mapping[str, bytes]]] = {}
-        for mount in pod.container["volumeMounts"]:
+        for mount in container["volumeMounts"]:
             volume, target = volumes[mount["name"]], mount["mountPath"]
             if volume.get("emptyDir", {}).get("medium") == "Memory":
                 yield f"--tmpfs={target}:mode=1777"
                 continue
-            name = f"{PREFIX}-{pod.name}-{mount['name']}"
+            claim = volume.get("persistentVolumeClaim", {}).get("claimName")
+            own = f"{pod.name}-{mount['name']}"
+            name = f"{PREFIX}-{claim or own}"
             mode = 0o2775 if "persistentVolumeClaim" in volume else 0o2777
             filled[name] = mode, self._files(volume)
             reads = ",readonly" if mount.get("readOnly") else ""
@@ -186,6 +207,12 @@ class Cluster:
         with opener.open(asked, timeout=5) as answer:
             return answer.status, answer.read()
 
+    def get_or_none(self, pod: Pod, path: str) -> bytes | None:
+        """The answer of a pod; None if it has no port, or answers with an error."""
+        with suppress(OSError):
+            return self.get(pod, path)[1] if 8000 in pod.ports else None
+        return None
+
     def wait_started(self) -> None:
         """Wait until the startup probes of all pods succeed."""
         deadline = time.monotonic() + MAX_STARTUP_S
@@ -194,12 +221,19 @@ class Cluster:
             assert time.monotonic() < deadline, f"{waiting[0].name}:\n{self.logs(waiting[0])}"
             time.sleep(1)
 
+    def kill(self, pod: Pod) -> None:
+        """Kill the program of a pod, as a lack of memory would."""
+        first = "open('/proc/1/task/1/children').read().split()[0]"
+        script = f"import os; os.kill(int({first}), 9)"
+        docker("exec", f"{PREFIX}-{pod.name}", "python", "-c", script)
+
     def inspect(self) -> str:
         return docker("inspect", *(f"{PREFIX}-{pod.name}" for pod in self.pods))
 
     def deaths(self) -> dict[str, int]:
         """How often the container of each pod was started again."""
-        return {each["Name"]: each["RestartCount"] for each in json.loads(self.inspect())}
+        shown = json.loads(self.inspect())
+        return {each["Name"].removeprefix(f"/{PREFIX}-"): each["RestartCount"] for each in shown}
 
 
 def _fill(volumes: Mapping[str, tuple[int, Mapping[str, bytes]]]) -> None:
@@ -246,12 +280,13 @@ def _add(
 
 @contextmanager
 def running(
-    documents: list[Document], secrets: Mapping[str, Mapping[str, str]]
+    documents: list[Document], secrets: Mapping[str, Mapping[str, str]], **environment: str
 ) -> Iterator[Cluster]:
-    """The pods of these documents, until the end of the block."""
+    """The pods of these documents, until the end of the block; ``environment``: further variables
+    of the Jobs."""
     cluster = Cluster(documents, secrets)
     try:
-        cluster.start()
+        cluster.start(**environment)
         yield cluster
     finally:
         cluster.stop()

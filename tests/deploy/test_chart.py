@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,12 @@ def test_values_for_the_brokers_own_charts_have_their_users_and_keep_what_is_ack
     assert given["valkey"]["valkeyConfig"] == f"aclfile /etc/digenrl/users.acl\n{DURABLE}"
     assert "users.acl" in shared["digenrl-redis"]
     assert given["seaweedfs"]["filer"]["s3"]["createBuckets"] == [{"name": BUCKET}]
+
+
+def test_files_in_the_commands_of_the_page_exist() -> None:
+    page = (ROOT / "docs/deploy/kubernetes.md").read_text()
+    named = set(re.findall(r"deploy/(?:charts|kubernetes)/[\w./-]+\w", page))
+    assert len(named) > 5 and [path for path in named if not (ROOT / path).exists()] == []
 
 
 def test_the_chart_is_of_this_release() -> None:
