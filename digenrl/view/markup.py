@@ -5,6 +5,7 @@ import re
 from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context, select_autoescape
 from jinja2.runtime import Context
 from markupsafe import Markup
+from pydantic import TypeAdapter
 
 from digenrl.reading.wording import (
     describe_line,
@@ -42,7 +43,7 @@ def templates() -> Environment:
             worker_counts,
         )
     }
-    environment.filters |= {"figure": figure, "linked": _linked}
+    environment.filters |= {"figure": figure, "linked": _linked, "as_json": _as_json}
     return environment
 
 
@@ -67,6 +68,11 @@ def linked(sentence: str, here: str = "", base: str = "") -> Markup:
     return Markup("").join(
         _command(each, here, base) if at % 2 else each for at, each in enumerate(parts)
     )
+
+
+def _as_json(value: object) -> str:
+    """Return a default of a recipe key as the store has it."""
+    return TypeAdapter(object).dump_json(value).decode()
 
 
 @pass_context

@@ -17,6 +17,8 @@ from digenrl.view.navigation import OVERVIEW
 from digenrl.view.pages import Pages
 from services.scheduler.costs.profile import profile_names
 from shared.process.http_api import Before
+from shared.recipe.keys import recipe_keys
+from shared.recipe.recipe import Recipe
 
 ENDS = 4
 """Best and worst samples of the newest step on the overview."""
@@ -49,8 +51,8 @@ def run_pages(pages: Pages, what_if: WhatIf) -> APIRouter:
     async def recipe(request: Request) -> HTMLResponse:
         await history.look()
         found = history.recipe
-        text = "" if found is None else found.model_dump_json(indent=2, exclude_none=True)
-        return await pages.page(request, "recipe", text=text)
+        tables = {} if found is None else found.model_dump(mode="json", exclude_none=True)
+        return await pages.page(request, "recipe", tables=tables, keys=recipe_keys(Recipe))
 
     return router
 

@@ -5,12 +5,15 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
+from starlette.types import ASGIApp
 
 from digenrl.api.live import LiveRun
 from digenrl.api.run_history import RunHistory
+from digenrl.local import runs
 from digenrl.local.processes.ports import free_ports
 from digenrl.local.secrets.tokens import Tokens
 from digenrl.view.server import View, create_app
@@ -18,9 +21,11 @@ from services.scheduler.shell.api_letters import RunProgress
 from shared.process.http_access import Access, TokenFile
 from shared.process.http_guard import Guard, own_names
 from shared.process.service import Server
+from shared.recipe.recipe import load_recipe
 from shared.run.log_entries import DeadLetter
 from shared.run.usage import Timeline
 from tests.follow.runs import RUN, Run
+from tests.paths import DIGITS
 from tests.readings import LOAD, WORKER
 from tests.readings import RUN as NOW
 from tests.run_log import letters_of
@@ -75,23 +80,30 @@ class Scheduler:
 @contextlib.asynccontextmanager
 async def page_of(run: Run, tokens: Tokens, live: LiveRun | None = None) -> AsyncIterator[str]:
     """Serve a run's page; yields its address."""
-    import uvicorn
-
     access = Access(TokenFile(tokens.folder / "api_tokens.json"))
     live = live or LiveRun("", httpx.AsyncClient())
     app = create_app(View(RunHistory(run.store, RUN), live), access)
+    async with serving(app, access) as url:
+        yield url
+    await live.client.aclose()
+
+
+@contextlib.asynccontextmanager
+async def serving(app: ASGIApp, access: Access) -> AsyncIterator[str]:
+    """Serve an application behind a guard; yields its address."""
+    import uvicorn
+
     [port] = free_ports(1)
     guard = Guard(app, own_names("127.0.0.1"), access=access)
     server = Server(uvicorn.Config(guard, port=port, log_level="warning", lifespan="off"))
-    serving = asyncio.create_task(server._serve())  # without handlers of signals
+    task = asyncio.create_task(server._serve())  # without handlers of signals
     try:
         while not server.started:  # noqa: ASYNC110 -- it says so in no other way
             await asyncio.sleep(0.01)
         yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
-        await serving
-        await live.client.aclose()
+        await task
 
 
 def busy_timeline(devices: int, spans: int, *, batch: int = 0) -> Timeline:
@@ -104,3 +116,12 @@ def busy_timeline(devices: int, spans: int, *, batch: int = 0) -> Timeline:
     }
     fields = {"batch": batch, "seconds": 3600.0, "devices": changes}
     return Timeline.model_validate(fields)
+
+
+def local_run(folder: Path, state: str = "stopped", step: int = 4) -> Path:
+    """Make the folder of a run of `digenrl up`, without its brokers."""
+    folder.mkdir(parents=True)
+    recipe = load_recipe(DIGITS, {"run.name": folder.name})
+    (folder / "recipe.json").write_text(recipe.model_dump_json())
+    runs.RunProgress(state, step, 30, 0.5).write(folder)
+    return folder

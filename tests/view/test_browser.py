@@ -6,13 +6,17 @@ from pathlib import Path
 import httpx
 import pytest
 
+from digenrl.local.running.fleet import FolderOfRuns
+from digenrl.local.running.home import create_home
 from digenrl.local.secrets.tokens import load_tokens
 from digenrl.view.server import PAGES
+from shared.process.http_access import Access
+from shared.recipe.recipe import load_recipe
 from shared.run.layout import timeline_key
 from tests.api.past_run import past_run
 from tests.follow.runs import RUN
 from tests.view.browser import PATIENCE_MS, browsing
-from tests.view.sight import Scheduler, busy_timeline, page_of
+from tests.view.sight import Scheduler, busy_timeline, local_run, page_of, serving
 from tests.view.stored import stored_run
 
 STEPS_SHOWN = "document.querySelector('.status').textContent.includes('step {} of 30')"
@@ -104,6 +108,36 @@ async def test_every_page_is_usable_by_everybody(tmp_path: Path, view: str, dark
                 wide = "document.documentElement.scrollWidth > innerWidth"
                 assert not await tab.page.evaluate(wide), f"{page} is wider than the window"
             tab.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("view", ["laptop", "phone"])
+async def test_runs_are_searched_noted_and_copied_by_keyboard(tmp_path: Path, view: str) -> None:
+    for name in ("first", "second"):
+        local_run(tmp_path / "runs" / name)
+    app = create_home(FolderOfRuns(tmp_path / "runs"), access := Access(is_open=True))
+    async with serving(app, access) as url, browsing(url, view=view, dark=view == "phone") as tab:
+        await tab.open("/")
+        press = tab.page.keyboard.press
+        await tab.page.get_by_role("button", name="notes of first").focus()
+        await press("Enter")
+        await tab.page.get_by_label("Tags, with commas").fill("baseline, small")
+        assert await tab.faults() == []
+        await press("Enter")
+        await tab.page.get_by_role("link", name="baseline").wait_for()
+        await tab.page.get_by_role("button", name="copy the recipe of first").focus()
+        await press("Enter")
+        await tab.page.get_by_label("Keys to change").fill("trainer.learning_rate = 0.25")
+        await tab.page.get_by_role("button", name="copy", exact=True).click()
+        await tab.page.get_by_text("digenrl up").wait_for()
+        assert load_recipe(tmp_path / "runs" / "first-2.json").trainer.learning_rate == 0.25
+        await press("Escape")
+        await tab.page.get_by_label("search").fill("SMALL")
+        await tab.until("document.querySelectorAll('.card').length === 1")
+        assert tab.page.url.endswith("/runs?q=SMALL")
+        assert await tab.faults() == []
+        assert not await tab.page.evaluate("document.documentElement.scrollWidth > innerWidth")
+        tab.check()
 
 
 @pytest.mark.slow

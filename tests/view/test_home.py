@@ -14,15 +14,13 @@ from digenrl.api.run_history import RunHistory
 from digenrl.local.running.fleet import FolderOfRuns
 from digenrl.local.running.home import create_home
 from digenrl.local.running.run_cards import Summary
-from digenrl.local.runs import RunProgress
 from digenrl.local.secrets.tokens import Tokens, load_tokens
 from digenrl.view.pages import View
 from shared.process.http_access import Access, Role, TokenFile
 from shared.process.http_guard import Guard, own_names
 from shared.recipe.recipe import load_recipe
 from tests.follow.runs import RUN
-from tests.paths import DIGITS
-from tests.view.sight import Scheduler
+from tests.view.sight import Scheduler, local_run
 from tests.view.stored import stored_run
 
 BROWSER = {"accept": "text/html"}
@@ -43,15 +41,6 @@ class TwoRuns(FolderOfRuns):
 
     async def open(self, name: str) -> View | None:
         return self.views.get(name)
-
-
-def local_run(folder: Path, state: str = "stopped", step: int = 4) -> Path:
-    """Make the folder of a run of `digenrl up`, without its brokers."""
-    folder.mkdir(parents=True)
-    recipe = load_recipe(DIGITS, {"run.name": folder.name})
-    (folder / "recipe.json").write_text(recipe.model_dump_json())
-    RunProgress(state, step, 30, 0.5).write(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +117,15 @@ async def test_an_empty_folder_has_no_runs_and_shows_how_to_begin(
     fleet = FolderOfRuns(tmp_path / "runs")
     assert await fleet.open("digits") is None
     assert "digenrl up digits" in client_of(fleet, tokens, "viewer").get("/runs").text
+
+
+async def test_a_run_without_a_folder_here_is_listed_as_well(
+    runs: TwoRuns, tokens: Tokens, tmp_path: Path
+) -> None:
+    """A container has no folder of runs, and serves the run of its scheduler."""
+    own = runs.views["new"]
+    text = client_of(FolderOfRuns(tmp_path, own), tokens, "viewer", own).get("/runs").text
+    assert f'href="/runs/{RUN}/"' in text and "step 4 of 30" in text
 
 
 async def test_a_card_has_pictures_before_and_after_and_the_change_of_the_reward(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from digenrl.api.live import LiveRun, client_of
 from digenrl.api.run_history import RunHistory
+from digenrl.api.status import read_run
 from digenrl.local.limits import MAX_OPEN_RUNS, OPEN_RUN_IDLE_S
 from digenrl.local.running.run_cards import (
     CARD_FOLDER,
@@ -79,7 +80,8 @@ class FolderOfRuns:
             each.name for each in cards
             if each.moment not in (each.summary.made_at, self._failed.get(each.name))
         ]  # fmt: skip
-        return cards
+        is_listed = self.own is None or self.own.history.run in [each.name for each in cards]
+        return cards if is_listed or self.own is None else [await _card_of(self.own), *cards]
 
     async def open(self, name: str) -> View | None:
         """Return a run, the same object until it ends or starts again; None if the folder lacks it.
@@ -192,6 +194,15 @@ def _opened(run: Run, *, is_live: bool) -> OpenRun:
     token = run.folder / "keys" / "operator.token" if is_live else None
     live = LiveRun(scheduler, client_of(scheduler, token))
     return OpenRun(View(history, live, environment={**os.environ, **named}), is_live, stack)
+
+
+async def _card_of(view: View) -> RunCard:
+    """Return the card of a run that has no folder here: a container serves one."""
+    now = await read_run(view.history, view.live)
+    return RunCard(
+        name=view.history.run, state=now.phase, step=now.step, steps=now.steps,
+        reward=now.metrics.get("reward_mean"), age_seconds=None,
+    )  # fmt: skip
 
 
 def _card(folder: Path) -> RunCard:

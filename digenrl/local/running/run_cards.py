@@ -51,7 +51,7 @@ class RunCard(BaseModel):
     step: int
     steps: int | None
     reward: float | None
-    age_seconds: float
+    age_seconds: float | None
     summary: Summary = Summary()
     words: Notes = Notes()
 

@@ -6,7 +6,7 @@
 
   // The address has what is looked for, so that it can be sent to somebody.
   async function find() {
-    const wanted = new URLSearchParams([...new FormData(form())].filter(([, value]) => value));
+    const wanted = new URLSearchParams([...new FormData(form())].filter(([, value]) => value && value !== "newest"));
     history.replaceState(null, "", `${location.pathname}${wanted.size ? `?${wanted}` : ""}`);
     await refreshPart();
   }
@@ -67,6 +67,6 @@
       if (await SAVES[dialog.id](dialog.dataset.run, button.form.elements, dialog, button)) dialog.close();
       alarm.hidden = true;
       await refreshPart();
-    } catch (error) { alarm.textContent = error.message; alarm.hidden = false; button.disabled = false; }
+    } catch (error) { alarm.textContent = error.message.replace(/^--/gm, ""); alarm.hidden = false; button.disabled = false; }
   });
 }
