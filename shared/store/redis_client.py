@@ -1,5 +1,6 @@
 """Opens connections to Redis, and looks whether it is one that a run can trust."""
 
+import asyncio
 from typing import Any
 
 import redis.asyncio as redis
@@ -37,7 +38,11 @@ def _cancellable(kind: type[AbstractConnection]) -> type[AbstractConnection]:
 
     class Cancellable(kind):  # type: ignore[valid-type, misc]
         async def send_packed_command(self, *args: Any, **options: Any) -> None:
-            await cancellable(super().send_packed_command(*args, **options))
+            try:
+                await cancellable(super().send_packed_command(*args, **options))
+            except asyncio.CancelledError:  # the next command would read this one's answer
+                await self.disconnect(nowait=True)
+                raise
 
     return Cancellable
 
