@@ -50,18 +50,11 @@ class Pages:
     templates: Environment
 
     async def page(
-        self, request: Request, name: str, *, refreshes: bool = False,
-        scripts: Sequence[str] = (), styles: Sequence[str] = (), **fields: Any,
-    ) -> HTMLResponse:  # fmt: skip
+        self, request: Request, name: str, *, refreshes: bool = False, **fields: Any
+    ) -> HTMLResponse:
         """Return the page of the template ``name``, or with ``?part`` only what changes in it.
-
-        A refresh does not replace the content of ``name.fixed.html``.
-
-        Args:
-            refreshes: whether an open page asks for its changing part again.
-            scripts: files of ``static`` that only this page needs.
-            styles: likewise.
-        """
+        With ``refreshes`` an open page asks for its changing part again; a refresh does not
+        replace the content of ``name.fixed.html``."""
         view = self.view
         reading = await read_run(view.history, view.live)
         live = await view.live.get_as(RunView, "/v1/run")
@@ -69,19 +62,19 @@ class Pages:
         return render(
             self.templates, request, template, page=name, run=view.history.run, reading=reading,
             live=live, others=[each.run for each in view.others], refreshes=refreshes,
-            scripts=[*scripts], styles=[*styles],
             may_steer=bool(view.live.url) and is_operator(request), **fields,
         )  # fmt: skip
 
 
 def render(
-    templates: Environment, request: Request, template: str, *, page: str, **fields: Any
-) -> HTMLResponse:
-    """Return a page, with what every page has."""
+    templates: Environment, request: Request, template: str, *, page: str,
+    scripts: Sequence[str] = (), styles: Sequence[str] = (), **fields: Any,
+) -> HTMLResponse:  # fmt: skip
+    """Return a page, with what every page has; ``scripts`` and ``styles`` are its own files."""
     text = templates.get_template(f"{template}.html").render(
         page=page, groups=GROUPS, group=group_of(page), title=title, address=address,
         base=request.scope.get(BASE, ""), wall=request.scope.get(WALL, ""),
-        may_export=is_operator(request), **fields,
+        may_export=is_operator(request), scripts=[*scripts], styles=[*styles], **fields,
     )  # fmt: skip
     return HTMLResponse(text, headers={"content-security-policy": POLICY})
 

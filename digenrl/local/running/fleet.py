@@ -13,23 +13,8 @@ from digenrl.api.live import LiveRun, client_of
 from digenrl.api.run_history import RunHistory
 from digenrl.api.status import read_run
 from digenrl.local.limits import MAX_OPEN_RUNS, OPEN_RUN_IDLE_S
-from digenrl.local.running.run_cards import (
-    CARD_FOLDER,
-    Notes,
-    RunCard,
-    Summary,
-    read_model,
-    summarise,
-)
-from digenrl.local.runs import (
-    RECIPE_JSON,
-    Run,
-    in_progress,
-    last_address,
-    read_progress,
-    run_in_folder,
-    runs_in,
-)
+from digenrl.local.running.run_cards import CARD_FOLDER, SUMMARY_JSON, RunCard, card_of, summarise
+from digenrl.local.runs import RECIPE_JSON, Run, in_progress, last_address, run_in_folder, runs_in
 from digenrl.local.store import local_store
 from digenrl.view.pages import View
 from shared.errors import DigenRLError, UserError
@@ -38,9 +23,6 @@ from shared.recipe.recipe import load_recipe
 from shared.store import open_store
 
 Value = bool | int | float | str
-NOTES_JSON = "notes.json"
-"""File in a run's folder with words of people."""
-SUMMARY_JSON = "summary.json"
 
 
 @dataclass(slots=True)
@@ -48,7 +30,6 @@ class OpenRun:
     """A run whose store can be read."""
 
     view: View
-    is_live: bool
     stack: ExitStack
     used: float = 0.0
     """Time of the newest request, by the monotonic clock."""
@@ -75,35 +56,32 @@ class FolderOfRuns:
 
     async def cards(self) -> Sequence[RunCard]:
         """Return all runs, the newest first."""
-        cards = await asyncio.to_thread(lambda: [_card(each) for each in runs_in(self.folder)])
+        cards = await asyncio.to_thread(lambda: [card_of(each) for each in runs_in(self.folder)])
         self._unsummed = [
             each.name for each in cards
             if each.moment not in (each.summary.made_at, self._failed.get(each.name))
         ]  # fmt: skip
-        is_listed = self.own is None or self.own.history.run in [each.name for each in cards]
-        return cards if is_listed or self.own is None else [await _card_of(self.own), *cards]
+        if self.own is None or self.own.history.run in [each.name for each in cards]:
+            return cards
+        return [await _card_of(self.own), *cards]
 
     async def open(self, name: str) -> View | None:
-        """Return a run, the same object until it ends or starts again; None if the folder lacks it.
-
-        Raises:
-            Unavailable: if its store does not answer.
-        """
+        """Return a run, the same object until it ends or starts again; None: the folder lacks it.
+        Raises Unavailable if its store does not answer."""
         if self.own is not None and name == self.own.history.run:
             return self.own
         run = run_in_folder(name, self.folder)
         if run is None or not run.is_local:
             return None
         async with self._lock:
-            known, is_live = self._open.get(name), in_progress(run.folder)
-            if known is not None and known.is_live != is_live:
+            scheduler = last_address(run.folder) if in_progress(run.folder) else ""
+            if name in self._open and self._open[name].view.live.url != scheduler:
                 await self._open.pop(name).close()
-                known = None
-            if known is None:
-                known = self._open[name] = await asyncio.to_thread(_opened, run, is_live=is_live)
+            if name not in self._open:
+                self._open[name] = await asyncio.to_thread(_opened, run, scheduler)
                 await self._close_unused(len(self._open) - MAX_OPEN_RUNS)
-            known.used = time.monotonic()
-        return known.view
+            self._open[name].used = time.monotonic()
+            return self._open[name].view
 
     async def keep_up(self) -> None:
         """Sum up runs for their cards, and close runs without readers, until it is cancelled."""
@@ -122,7 +100,7 @@ class FolderOfRuns:
     async def _sum_up(self, name: str) -> None:
         """Store the summary and the pictures of a run."""
         folder, was_open = self.folder / name, name in self._open
-        moment, card = _card(folder).moment, folder / CARD_FOLDER
+        moment, card = card_of(folder).moment, folder / CARD_FOLDER
         try:
             view = await self.open(name)
             assert view is not None, "its folder was listed"
@@ -130,12 +108,12 @@ class FolderOfRuns:
             card.mkdir(exist_ok=True)
             for kind, data in pictures.items():
                 (card / kind).write_bytes(data)
-            final = summary.model_copy(update={"made_at": moment})
-            (card / SUMMARY_JSON).write_text(final.model_dump_json())
+            summary.made_at = moment
+            (card / SUMMARY_JSON).write_text(summary.model_dump_json())
         except (DigenRLError, OSError, ValueError):
             self._failed[name] = moment
         async with self._lock:
-            if not was_open and name in self._open and not self._open[name].is_live:
+            if not was_open and name in self._open and not self._open[name].view.live.url:
                 await self._open.pop(name).close()
 
     async def _close_unused(self, number: int) -> None:
@@ -144,14 +122,8 @@ class FolderOfRuns:
             await self._open.pop(name).close()
 
     def copy(self, name: str, new: str, changes: Mapping[str, Value]) -> Path:
-        """Write a run's recipe with other values, and return its file.
-
-        Args:
-            changes: values by the dotted names of keys.
-
-        Raises:
-            UserError: if a value is wrong, or the file exists.
-        """
+        """Write a run's recipe with other values of keys, and return its file. Raises UserError if
+        a value is wrong, or the file exists."""
         file = self.folder / f"{new}.json"
         if file.exists() or (self.folder / new).exists():
             raise UserError(f"name: {new} exists; choose another")
@@ -167,11 +139,8 @@ class FolderOfRuns:
         return ["up", f"{folder}.json", *words]
 
     async def start(self, name: str) -> None:
-        """Start or resume a run in a process of its own.
-
-        Raises:
-            UserError: if it does not start; has the reason.
-        """
+        """Start or resume a run in a process of its own; raises UserError with the reason if the
+        run does not start."""
         async with self._lock:
             if name in self._open:
                 await self._open.pop(name).close()
@@ -185,15 +154,15 @@ class FolderOfRuns:
             raise UserError(output.decode(errors="replace").strip().removeprefix("digenrl: "))
 
 
-def _opened(run: Run, *, is_live: bool) -> OpenRun:
+def _opened(run: Run, scheduler: str) -> OpenRun:
+    """Open a run; ``scheduler`` is the address of its scheduler, empty if it has ended."""
     stack = ExitStack()
     named = stack.enter_context(local_store(run, reads=True))
     settings = {name.removeprefix("DIGENRL_").lower(): value for name, value in named.items()}
     history = RunHistory(open_store(Endpoints.model_validate(settings).store), run.id)
-    scheduler = last_address(run.folder) if is_live else ""
-    token = run.folder / "keys" / "operator.token" if is_live else None
+    token = run.folder / "keys" / "operator.token" if scheduler else None
     live = LiveRun(scheduler, client_of(scheduler, token))
-    return OpenRun(View(history, live, environment={**os.environ, **named}), is_live, stack)
+    return OpenRun(View(history, live, environment={**os.environ, **named}), stack)
 
 
 async def _card_of(view: View) -> RunCard:
@@ -202,14 +171,4 @@ async def _card_of(view: View) -> RunCard:
     return RunCard(
         name=view.history.run, state=now.phase, step=now.step, steps=now.steps,
         reward=now.metrics.get("reward_mean"), age_seconds=None,
-    )  # fmt: skip
-
-
-def _card(folder: Path) -> RunCard:
-    now = read_progress(folder)
-    return RunCard(
-        name=folder.name, state=now.state, step=now.step, steps=now.steps, reward=now.reward,
-        age_seconds=time.time() - (folder / RECIPE_JSON).stat().st_mtime,
-        summary=read_model(Summary, folder / CARD_FOLDER / SUMMARY_JSON),
-        words=read_model(Notes, folder / NOTES_JSON),
     )  # fmt: skip

@@ -8,15 +8,15 @@
 import re
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, FastAPI, HTTPException, Path, Request
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, Field
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from digenrl.local.running.fleet import NOTES_JSON, FolderOfRuns, Value
-from digenrl.local.running.run_cards import CARD_FOLDER, Notes, RunCard
+from digenrl.local.running.fleet import FolderOfRuns, Value
+from digenrl.local.running.run_cards import CARD_FOLDER, NOTES_JSON, Notes, RunCard
 from digenrl.view.errors import add_error_pages
 from digenrl.view.markup import templates
 from digenrl.view.pages import BASE, WALL, View, render
@@ -42,12 +42,8 @@ class CopyRequest(BaseModel):
 def create_home(
     fleet: FolderOfRuns, access: Access, own: View | None = None, *, may_start: bool = False
 ) -> ASGIApp:
-    """Return the application of many runs.
-
-    Args:
-        own: the run that its process was started for.
-        may_start: whether operators may start runs: a recipe can name a Python file to execute.
-    """
+    """Return the application of many runs; ``own`` is the run that its process was started for,
+    and with ``may_start`` operators may start runs, whose recipes can name Python files."""
     app = all_runs_app(fleet, access, may_start=may_start)
     app.mount("/runs/{name}", OneOfMany(fleet, access))
     return Home(app, None if own is None else create_app(own, access))
@@ -58,19 +54,10 @@ def all_runs_app(fleet: FolderOfRuns, access: Access, *, may_start: bool = False
     app, environment = new_app(), templates()
     app.include_router(sign_in(access, home="./"))
 
-    async def page(request: Request, name: str, **fields: object) -> HTMLResponse:
+    async def page(request: Request, name: str, **fields: Any) -> HTMLResponse:
         template = name if "part" in request.query_params else "all"
-        return render(
-            environment,
-            request,
-            template,
-            page=name,
-            scripts=["runs.js"],
-            styles=[],
-            may_start=may_start,
-            query=request.query_params,
-            **fields,
-        )
+        fields |= {"may_start": may_start, "query": request.query_params}
+        return render(environment, request, template, page=name, scripts=["runs.js"], **fields)
 
     add_error_pages(app, page)
 
@@ -160,6 +147,6 @@ class Home:
     own: ASGIApp | None
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        is_own = self.own is not None and not OF_ALL_RUNS.match(scope.get("path", ""))
-        app = self.own if is_own and self.own is not None else self.all_runs
+        is_of_all = OF_ALL_RUNS.match(scope.get("path", ""))
+        app = self.all_runs if is_of_all else self.own or self.all_runs
         return app({**scope, WALL: ALL_RUNS}, receive, send)

@@ -3,17 +3,23 @@
 import asyncio
 import io
 import re
+import time
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, Field
 
 from digenrl.api.run_history import RunHistory
+from digenrl.local.runs import RECIPE_JSON, read_progress
 
 M = TypeVar("M", bound=BaseModel)
 CARD_FOLDER = "card"
 """Folder in a run's folder: the summary of the ended run, and its pictures."""
+SUMMARY_JSON = "summary.json"
+NOTES_JSON = "notes.json"
+"""File in a run's folder with words of people."""
 PICTURES = ("before", "after")
 MAX_SIDE = 512
 """Height and width of a card's picture, in pixels."""
@@ -84,7 +90,8 @@ async def summarise(history: RunHistory) -> tuple[Summary, dict[str, bytes]]:
     stills = [await history.store.get(each.still) for each in shown]
     small = [await asyncio.to_thread(_thumbnail, each) for each in stills]
     found = dict(zip(PICTURES, small, strict=True))
-    return summary.model_copy(update={"prompt": shown[0].prompt}), found
+    summary.prompt = shown[0].prompt
+    return summary, found
 
 
 def _thumbnail(data: bytes) -> bytes:
@@ -98,7 +105,18 @@ def _thumbnail(data: bytes) -> bytes:
     return small.getvalue()
 
 
-def read_model(kind: type[M], path: Path) -> M:
+def card_of(folder: Path) -> RunCard:
+    """Return the card of the run in a folder."""
+    now = read_progress(folder)
+    return RunCard(
+        name=folder.name, **asdict(now),
+        age_seconds=time.time() - (folder / RECIPE_JSON).stat().st_mtime,
+        summary=_read(Summary, folder / CARD_FOLDER / SUMMARY_JSON),
+        words=_read(Notes, folder / NOTES_JSON),
+    )  # fmt: skip
+
+
+def _read(kind: type[M], path: Path) -> M:
     """Return the content of a JSON file; the defaults if the file is missing or damaged."""
     try:
         return kind.model_validate_json(path.read_bytes())
