@@ -49,7 +49,9 @@ def host(
     ] = "",
     logs: Annotated[
         Path | None,
-        typer.Option(help="folder of the processes' logs; by default logs next to the keys"),
+        typer.Option(
+            help="folder of logs; by default logs, without --at logs/HOST, next to the keys"
+        ),
     ] = None,
 ) -> None:
     """Take part in a run: keep one process per GPU running, until Ctrl-C or the end of the run.
@@ -73,7 +75,7 @@ def host(
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(parse_gpus(gpus, "--gpus"))
     configure_logs(service="host", worker=host_name(), run=os.environ.get("DIGENRL_RUN", ""))
-    folder = logs or keys.resolve().parent / "logs"
+    folder = logs or keys.resolve().parent / "logs" / ("" if first else host_name())
     request = HostRequest(keys.resolve(), chosen, folder, until is not None, first)
     positions = {path: path.stat().st_size for path in folder.glob("*.log")}
     ended = threading.Event()

@@ -51,7 +51,7 @@ def chosen(folder: Path, services: Iterable[str]) -> list[Path]:
     Raises:
         UserError: if there is no such folder or file.
     """
-    files = {path.stem: path for path in sorted(folder.glob("*.log"))}
+    files = {path.stem: path for path in sorted(folder.rglob("*.log"))}
     if not files:
         raise UserError(f"--run: {folder} holds no logs; `digenrl up` keeps them below runs/")
     unknown = [each for each in services if each not in files]

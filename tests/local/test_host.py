@@ -1,7 +1,5 @@
 """`digenrl host`: which processes a host among others runs, and what it refuses."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -80,28 +78,3 @@ def test_a_host_that_cannot_do_any_of_its_work_is_refused(
 def test_numbers_of_gpus_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(UserError, match=r"^--gpus: "):
         parse_gpus(text, "--gpus")
-
-
-@pytest.mark.parametrize(
-    ("files", "arguments", "line"),
-    [
-        ({}, (), "hosts.env: No such file or directory"),
-        ({"hosts.env": "export OTHER=1\n"}, (), "hosts.env does not name the run"),
-        ({"hosts.env": "export DIGENRL_RUN=r\n"}, (), "has no folder of a role"),
-        ({"hosts.env": "export DIGENRL_RUN=r\n"}, ("--roles", "rollout"), "rollout is no folder"),
-        ({"hosts.env": "export DIGENRL_RUN=r\n"}, ("--roles", "judge"), "judge is unknown"),
-        ({"hosts.env": "export DIGENRL_RUN=r\n"}, ("--at", "10.0.0.1"), "needs both"),
-    ],
-)
-def test_a_host_that_can_never_take_part_ends_with_2_and_one_line(
-    files: dict[str, str], arguments: tuple[str, ...], line: str, tmp_path: Path
-) -> None:
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    ended = subprocess.run(
-        [sys.executable, "-m", "digenrl", "host", "--keys", str(tmp_path), *arguments],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 2
-    [said] = ended.stderr.splitlines()
-    assert line in said

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ipaddress
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -91,6 +92,11 @@ def _check(at: str) -> None:
         raise UserError(
             f"--at: {at} is no IPv4 address of a private network; `digenrl up` is for one host"
         )
+    with socket.socket() as probe:
+        try:
+            probe.bind((at, 0))
+        except OSError as error:
+            raise UserError(f"--at: {at} is no address of this machine") from error
 
 
 def _write_settings(keys: Keys, brokers: Brokers, run: str) -> None:

@@ -5,6 +5,7 @@ this process was stopped; 2: this host can never take part as it is; anything el
 """
 
 import asyncio
+import json
 import os
 import re
 import shlex
@@ -30,9 +31,10 @@ from digenrl.local.processes.program import Program
 from digenrl.local.processes.starter import Starter
 from digenrl.local.processes.supervisor import ChildRefused, Supervisor
 from digenrl.local.running.command_lines import worker_programs
+from digenrl.local.runs import STATE_JSON
 from digenrl.local.secrets.keys import SETTINGS, Keys
 from digenrl.planning.entries import POLICY_ROLES, host_processes
-from shared.errors import Unavailable, UserError
+from shared.errors import DigenRLError, Unavailable, UserError
 from shared.messages.rights import WORKERS, Role
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe
@@ -54,6 +56,10 @@ class HostRequest:
     until_finished: bool
     first: FirstHost | None = None
     """Services that this host runs for all hosts; None if another host runs them."""
+
+
+class RunFinished(DigenRLError):
+    """Raised on a host that shares the folder of the first host, which has noted the run's end."""
 
 
 async def take_part(request: HostRequest) -> None:
@@ -81,7 +87,8 @@ async def _work(request: HostRequest) -> None:
         leading = []
         if request.first is not None:
             leading.append(await stack.enter_async_context(lead(request.first, request.keys)))
-        await _keep_workers(request, leading)
+        with suppress(RunFinished):
+            await _keep_workers(request, leading)
         if leading and request.until_finished:
             await asyncio.sleep(FAREWELL_S)
 
@@ -107,6 +114,8 @@ async def _keep_workers(request: HostRequest, leading: Sequence[Supervisor]) -> 
         raise UserError(str(refused)) from refused
     finally:
         marking.cancel()
+        for each in leading:
+            each.is_closing = True
         await supervisor.stop(list(supervisor.children))
         if starter is not None:
             await starter.stop()
@@ -123,7 +132,7 @@ async def _plan_workers(request: HostRequest) -> tuple[Recipe, list[Program]]:
     for role in roles:
         with secrets_of(request.keys, role):
             settings = ServiceSettings(run=run)
-            await _check_role(settings)
+            await _check_role(settings, request)
             store = open_store(settings.store)
     recipe = await wait_for_recipe(store, run, place=settings.store_place)
     await asyncio.to_thread(_fetch_model, recipe)
@@ -158,8 +167,10 @@ async def _mark_ready(programs: Sequence[Program], mark: Path) -> None:
 
 
 def host_name() -> str:
-    """Return this host's name as the names of its workers begin."""
-    name = "".join(char if char.isalnum() else "-" for char in socket.gethostname()).strip("-")
+    """Return this host's name as the names of its workers begin; Slurm may run several jobs on one
+    host."""
+    whole = "-".join([socket.gethostname(), *filter(None, [os.environ.get("SLURM_JOB_ID")])])
+    name = "".join(char if char.isalnum() else "-" for char in whole).strip("-")
     return (name or "host")[:40]
 
 
@@ -249,19 +260,29 @@ def secrets_of(keys: Path, role: Role) -> Iterator[None]:
         del os.environ["DIGENRL_SECRETS_DIR"]
 
 
-async def _check_role(settings: ServiceSettings) -> None:
+async def _check_role(settings: ServiceSettings, request: HostRequest) -> None:
     """Wait until NATS lets this role in.
 
     Raises:
         UserError: if it never will.
+        RunFinished: if the brokers are gone because the run is finished.
     """
     while True:
         try:
             async with settings.connect_bus() as bus:
                 return await bus.check()
         except Unavailable as error:
+            if request.until_finished and _is_finished(request.keys.parent):
+                raise RunFinished from error
             log.warning("waiting_for_nats", error=str(error), setting="DIGENRL_NATS_URL")
             await asyncio.sleep(HOST_RETRY_S)
+
+
+def _is_finished(folder: Path) -> bool:
+    """Whether the first host has noted the run's end in this folder, which then is shared."""
+    with suppress(OSError, ValueError):
+        return bool(json.loads((folder / STATE_JSON).read_text())["state"] == "finished")
+    return False
 
 
 def _fetch_model(recipe: Recipe) -> None:

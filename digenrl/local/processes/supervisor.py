@@ -63,6 +63,8 @@ class Supervisor:
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
     """Holds the exception once a child keeps failing."""
+    is_closing: bool = False
+    """Children that end are not restarted: Slurm sends a stop signal to all processes at once."""
 
     async def start(self, program: Program, *, wait: bool = True) -> None:
         """Keep a program running, from soon on; with ``wait``, return once it answers."""
@@ -174,7 +176,7 @@ class Supervisor:
             began, log_size = time.monotonic(), child.log_path.stat().st_size
             status = await (await self._spawn(child)).wait()
             child.program.ended()
-            if child.stopping or (status == 0 and child.program.may_finish):
+            if child.stopping or self.is_closing or (status == 0 and child.program.may_finish):
                 return
             is_useful = time.monotonic() - began > STABLE_S
             if child.program.reports_work:
