@@ -12,12 +12,12 @@ from shared.store import open_store
 from tests.storm.judge import Rules, judge
 
 
-def faults_of_run(folder: Path) -> list[str]:
-    """What is wrong with the commits of the run in a folder; a step that is missing as well."""
+def faults_of_run(folder: Path, *, is_finished: bool = True) -> list[str]:
+    """What is wrong with the commits of the run in a folder; of a finished run, a missing step."""
     recipe = Recipe.model_validate_json((folder / "recipe.json").read_text())
     run = find_run(str(folder), folder.parent)
     with run_store(run):
         store = open_store(ServiceSettings(run=run.id).store)
         records = asyncio.run(commit_chain(store, run.id))
-    missing = recipe.run.steps + 1 - len(records)
+    missing = is_finished * (recipe.run.steps + 1 - len(records))
     return judge(records, Rules.of(recipe)) + [f"{missing} versions are missing"] * bool(missing)

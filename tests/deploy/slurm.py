@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,9 +45,11 @@ class Cluster:
     clone: Path
     """The folder in which a user types commands: on all nodes, and here."""
 
-    def type(self, command: str, node: str = NODES[0], **environment: object) -> str:
+    def type(
+        self, command: str, node: str = NODES[0], environment: Mapping[str, object] | None = None
+    ) -> str:
         """What a user's shell prints in the clone."""
-        given = {"OMP_NUM_THREADS": 1, **environment}
+        given = {"OMP_NUM_THREADS": 1, **(environment or {})}
         variables = " ".join(f"{key}={value}" for key, value in given.items())
         return docker(
             "exec", "--user", "me", "--workdir", str(self.clone), f"slurm-{node}",
@@ -56,7 +58,7 @@ class Cluster:
 
     def submit(self, command: str, **environment: object) -> str:
         """The number of the job that a typed command submits."""
-        said = self.type(command, **environment)
+        said = self.type(command, environment=environment)
         assert said.startswith("Submitted batch job "), said
         return said.split()[-1]
 

@@ -290,6 +290,24 @@ def wait_until(is_so: Callable[[], bool], *, seconds: float = 300) -> None:
         time.sleep(1)
 
 
+def check_running_containers() -> None:
+    """What the files ask for is so on running containers, and `docker inspect` shows no secret."""
+    containers = compose("ps", "--quiet").split()
+    found = json.loads(docker("inspect", *containers))
+    secrets = {
+        line
+        for each in containers
+        for line in docker("exec", each, "sh", "-c", "cat /run/keys/secret || true").splitlines()
+        if line
+    }
+    assert len(containers) > 6 and len(secrets) > 3
+    for each in found:
+        host = each["HostConfig"]
+        assert each["Config"]["User"] == "65532:65532"
+        assert host["ReadonlyRootfs"] and host["CapDrop"] == ["ALL"] and not host["Privileged"]
+        assert not any(secret in json.dumps(each) for secret in secrets)
+
+
 async def open_page(link: str) -> None:
     url, slash, path = link.partition("/sign-in")
     async with browsing(url) as tab:
@@ -331,6 +349,7 @@ def api(builds: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]
 @pytest.mark.timeout(1800)
 def test_it_comes_up_trains_reports_and_leaves_nothing(api: httpx.Client, tmp_path: Path) -> None:
     assert httpx.get(f"{api.base_url}/v1/run").status_code == 401
+    check_running_containers()
     asyncio.run(open_page(compose("run", "--rm", "keys", "link").strip()))
     wait_until(lambda: bool(api.get("/v1/run").json()["phase"] == "finished"))
     assert api.get("/v1/run").json()["step"] == 2
@@ -347,6 +366,19 @@ def test_the_schedulers_image_can_do_its_work_and_has_no_torch(builds: None) -> 
     python = ("run", "--rm", "--network=none", "--entrypoint=python", "digenrl-scheduler", "-c")
     docker(*python, "import services.scheduler.shell.service")
     docker(*python, "import importlib.util, sys; sys.exit(bool(importlib.util.find_spec('torch')))")
+
+
+@pytest.mark.deploy
+def test_the_commands_for_a_desk_name_files_that_compose_accepts(needs_docker: None) -> None:
+    page = (ROOT / "docs/deploy/desk.md").read_text()
+    typed = re.findall(r"^(?:(\w+)=(\S+) )?docker compose ((?:-f \S+ )+)", page, re.MULTILINE)
+    assert len(typed) == 3
+    for key, value, files in typed:
+        environment = {key: value} if key else {}
+        said = docker("compose", *files.split(), "config", "--format", "json", **environment)
+        services = json.loads(said)["services"]
+        assert [name for name, each in services.items() if "deploy" in each] == ["host"]
+        assert value in said
 
 
 GPU: dict[str, Any] = yaml.safe_load((ROOT / "compose.gpu.yml").read_text())

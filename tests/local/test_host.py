@@ -1,11 +1,13 @@
 """`digenrl host`: which processes a host among others runs, and what it refuses."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from digenrl.local.hosts.host import parse_gpus
 from digenrl.local.processes.assignment import assign_gpus
+from digenrl.local.processes.gpus import visible_cards
 from digenrl.local.running.command_lines import worker_programs
 from digenrl.local.secrets.keys import Keys
 from digenrl.planning.entries import host_processes
@@ -35,6 +37,26 @@ def started(recipe: Recipe, roles: tuple[Role, ...], gpus: int) -> dict[str, str
 def test_each_gpu_of_a_host_is_used_exactly_once(role: Role, gpus: int) -> None:
     found = started(SD35, (role,), gpus)
     assert found == {f"lab-2-{role}-{number}": str(number) for number in range(gpus)}
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 8])
+def test_the_gpus_that_the_driver_lists_are_used_exactly_once(
+    gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = "".join(f"GPU {n}: NVIDIA H200 (UUID: GPU-{n})\\n" for n in range(gpus))
+    queried = "".join(f"{n}, GPU-{n}, NVIDIA H200, 143771\\n" for n in range(gpus))
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n[ \"$1\" = -L ] && printf '{listed}' || printf '{queried}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    cards = visible_cards()
+    assert [card.kind for card in cards] == ["NVIDIA H200"] * gpus
+    roles: tuple[Role, ...] = ("rollout",)
+    processes = host_processes(SD35, roles, len(cards))
+    environments = assign_gpus(SD35, cards, processes).environments
+    used = [environments[name]["CUDA_VISIBLE_DEVICES"] for name in processes.names("rollout")]
+    assert used == [str(number) for number in range(gpus)]
 
 
 @pytest.mark.parametrize("gpus", [2, 8])
