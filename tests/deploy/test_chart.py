@@ -86,6 +86,10 @@ def test_a_key_that_kubernetes_does_not_know_is_found(rendered: dict[str, list[D
         (pools({"kind": "rollout", "name": "A 100"}), "at '/pools/0/name': 'A 100' does not match"),
         (pools({"kind": "rollout", "name": "t"}), "pools: t is the name of two pools; rename one"),
         (pools({"kind": "rollout", "name": "nats"}), "pools: nats is the name of another part"),
+        (
+            pools({"kind": "rollout", "name": "rtx-4090-cellar1"}),
+            "have more than 22 letters together",
+        ),
         ({"pools": [{"name": "t", "kind": "trainer"}]}, "pools: none has the kind reward"),
         ({"pools": [{"name": "r", "kind": "reward"}]}, "pools: none has the kind trainer"),
         ({"run": "my run"}, "at '/run': 'my run' does not match pattern"),

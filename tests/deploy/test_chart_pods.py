@@ -1,7 +1,6 @@
 """Every pod of the chart's demo as a container: the run comes to its end."""
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -35,20 +34,6 @@ def make_secrets(keys: Path, run: str) -> Mapping[str, Mapping[str, str]]:
     listed = json.loads(printed.stdout)
     assert {each["kind"] for each in listed["items"]} == {"Secret"}
     return {each["metadata"]["name"]: each["data"] for each in listed["items"]}
-
-
-def demo_model(folder: Path) -> Path:
-    """The demo's model with one text encoder, as it would stand on the hub."""
-    index = json.loads((ROOT / "models/digits/model_index.json").read_text())
-    parts = ("scheduler", "text_encoder", "transformer", "vae")
-    for part in parts:
-        shutil.copytree(ROOT / "models/digits" / part, folder / part)
-    kept = {
-        key: value if key in parts or key[0] == "_" else [None, None]
-        for key, value in index.items()
-    }
-    (folder / "model_index.json").write_text(json.dumps(kept))
-    return folder
 
 
 def ask(cluster: Cluster, token: str) -> list[dict[str, Any]]:
@@ -137,7 +122,7 @@ def test_jobs_fetch_the_model_of_each_pool_before_its_pods_start(
         "options": ["--steps", "3"],
     }
     with mirror() as hub:
-        hub.add(NAME, demo_model(tmp_path / "model"))
+        hub.add(NAME, ROOT / "models/digits")
         secrets = make_secrets(keys, "digits")
         with running(documents(render(values)), secrets, HF_ENDPOINT=hub.url) as cluster:
             cluster.wait_started()
