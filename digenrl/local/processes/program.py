@@ -28,10 +28,6 @@ async def nothing() -> None:
     """Ends at once."""
 
 
-async def always() -> bool:
-    return True
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """A child process: how to start it, and how to check that it responds."""
@@ -39,7 +35,7 @@ class Program:
     name: str
     argv: list[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-    ready: Callable[[], Awaitable[bool]] = always
+    ready: Callable[[], Awaitable[bool]] = lambda: asyncio.sleep(0, result=True)
     config: Path | None = None
     """File of its configuration."""
     upkeep: Callable[[], Coroutine[Any, Any, None]] = nothing
