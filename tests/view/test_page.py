@@ -35,14 +35,17 @@ PROMPT = 'a "digit" <three>'
 ALARM = "the training reward rose while the gold reward fell"
 
 
-async def evaluate(run: Run, version: int) -> None:
+async def evaluate(run: Run, version: int, video: bytes | None = None) -> None:
     folder = Evaluations(run.store, RUN, "a" * 64)
     still = await run.store.put(folder.media_folder, PICTURES[version], suffix=".png")
+    media = video and await run.store.put(folder.media_folder, video, suffix=".mp4")
     record = EvaluationRecord(
         run=RUN, policy=examples.policy(version), settings="a" * 64, worker="report", seconds=1.0,
         quality=Quality(reward=0.25 + version / 10, num_samples=1, gold={"other": 0.5}),
         alarms=(ALARM,) if version else (),
-        samples=(KeptSample(prompt=PROMPT, media=still, still=still, right=bool(version)),),
+        samples=(
+            KeptSample(prompt=PROMPT, media=media or still, still=still, right=bool(version)),
+        ),
     )  # fmt: skip
     await folder.add(record)
 
@@ -141,6 +144,35 @@ def test_the_overview_says_what_happened_and_what_would_help(client: TestClient)
     assert "may help" not in text, "nothing can be changed any more"
     assert "Where samples wait" not in text, "nothing waits any more"
     assert re.search(r"gold: other</th><td>0.500</td><td>0.500", text)
+
+
+def test_the_overview_begins_with_one_prompt_and_seed_from_version_0_to_now(
+    client: TestClient,
+) -> None:
+    text = client.get("/").text
+    strip = text.partition("</ol>")[0]
+    assert re.findall(r"version (\d+)</p>", re.sub(r" <b>.*?</b>", "", strip)) == ["0", "4"]
+    names = re.findall(r'<img src="(/v1/media/[^"]+)"', strip)
+    assert [client.get(name).content for name in names] == [PICTURES[0], PICTURES[4]]
+    assert text.index("</ol>") < text.index("at work 75%") < text.index("data-chart")
+    assert client.get("/", params={"prompt": 99}).status_code == 200, "the last sample"
+    assert client.get("/", params={"prompt": -1}).status_code == 422
+
+
+def test_a_video_of_the_overview_plays_on_hover(tokens: Tokens, tmp_path: Path) -> None:
+    run = Run(tmp_path / "objects").begin()
+    run.commit(1)
+    asyncio.run(evaluate(run, 0, video=b"an mp4"))
+    client = client_of(run, tokens)
+    [video] = re.findall(r"<video [^>]+data-hover[^>]+>", client.get("/").text)
+    [source] = re.findall(r'src="([^"]+\.mp4)"', video)
+    assert client.get(source).content == b"an mp4" and 'poster="/v1/media/' in video
+
+
+def test_the_recipe_marks_what_differs_from_the_defaults(client: TestClient) -> None:
+    changed, _, rest = client.get("/recipe").text.partition("Keys at their defaults")
+    assert "run.steps" in changed and "Optimizer steps." in changed
+    assert "run.seed" in rest and "run.seed" not in changed
 
 
 def test_curves_are_asked_for_once(client: TestClient) -> None:
