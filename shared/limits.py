@@ -202,3 +202,7 @@ MAX_LATENT_RMS = 1e3
 """Latents of a larger root mean square are refused; latents of working networks have some tens."""
 MAX_LOG_PROB = 1e6
 """A trajectory with a larger log-prob, a mean over elements, is refused."""
+MAX_CONCURRENT_COPIES = 8
+"""Further objects of a run that is copied wait; each of these is in memory."""
+MAX_COPY_ATTEMPTS = 8
+"""A run that so often deletes its newest version before it is copied is not copied."""

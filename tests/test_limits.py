@@ -55,6 +55,7 @@ LIMITS: dict[str, dict[str, object]] = {
         "HOST_RETRY_S": 5.0,
         "MAX_OPEN_RUNS": 6,
         "OPEN_RUN_IDLE_S": 60.0,
+        "COPY_PROGRESS_S": 5.0,
     },
     "services.reward.limits": {
         "MAX_TASK_LOOKUPS": 3,
@@ -251,6 +252,8 @@ LIMITS: dict[str, dict[str, object]] = {
         "MAX_LATENT": 10000.0,
         "MAX_LATENT_RMS": 1000.0,
         "MAX_LOG_PROB": 1000000.0,
+        "MAX_CONCURRENT_COPIES": 8,
+        "MAX_COPY_ATTEMPTS": 8,
     },
 }
 """Name and value of every limit, by module."""

@@ -12,13 +12,8 @@ from torch import nn
 
 from bench.digits.data import to_uint8
 from digenrl.evaluation.digits import DataSplit
-from services.reward.scorers.digits import (
-    DigitProbability,
-    DigitSvm,
-    gold_network,
-    proxy_network,
-    to_model_space,
-)
+from services.reward.prompt_checks import NUM_DIGITS
+from services.reward.scorers.digits import DigitProbability, DigitSvm, to_model_space
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -29,6 +24,24 @@ NOISE = 0.2
 """Standard deviation of the noise that is added to images, as generated ones are never clean."""
 SVM_GAMMA = 0.04
 SVM_C = 10.0
+
+
+def proxy_network() -> nn.Module:
+    """Builds a CNN of 40 k parameters: (n, 1, 8, 8) to logits (n, 10)."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.Flatten(),
+        nn.Linear(512, 50), nn.ReLU(), nn.Linear(50, NUM_DIGITS),
+    )  # fmt: skip
+
+
+def gold_network() -> nn.Module:
+    """Builds an MLP of 26 k parameters, which has no reason to be fooled by what fools the CNN."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(),
+        nn.Linear(128, NUM_DIGITS),
+    )  # fmt: skip
 
 
 def build_rewards(

@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from digenrl.commands.adapter import adapter
 from digenrl.commands.check import check
+from digenrl.commands.copy import copy
 from digenrl.commands.dlq import dlq
 from digenrl.commands.doctor import doctor
 from digenrl.commands.evaluate import evaluate
@@ -57,7 +58,7 @@ TASKS = {
     "Use what it has learned": ("report", "export", "generate", "evaluate", "follow", "push"),
     "Prepare": ("init", "check", "recipe", "plan", "profile", "fetch", "adapter"),
     "Extend": ("reward", "rewards", "families", "model"),
-    "Mend": ("doctor", "gc", "repair", "keys"),
+    "Mend": ("doctor", "copy", "gc", "repair", "keys"),
 }  # fmt: skip
 """Commands by what they are for, as the help lists them."""
 MAX_SUMMARY = 200
@@ -93,7 +94,7 @@ app = typer.Typer(
 app.command("profile")(profile)
 of_runs = (doctor, status, watch, view, logs, report, export, follow, evaluate, gc, repair, host)
 now_and_before = (runs, workers, tag, versions, samples, audit)
-own = (serve_scorer, rewards, families)
+own = (serve_scorer, rewards, families, copy)
 for command in (*of_runs, *now_and_before, *own, push):
     app.command()(command)
 add_actions(app)

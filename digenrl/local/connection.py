@@ -170,7 +170,7 @@ def _live_client(
     is_known = (
         in_progress(run.folder) and read_progress(run.folder).state != "reporting"
         if run.is_local
-        else last_address(run.folder, service)
+        else not run.store_url and last_address(run.folder, service)
     )
     if not (scheduler or is_known):
         return None

@@ -92,3 +92,5 @@ MAX_OPEN_RUNS = 6
 """Open runs of the page of all runs: a further one closes the run used longest ago."""
 OPEN_RUN_IDLE_S = 60.0
 """The page closes a run without readers after this long: other commands may resume it."""
+COPY_PROGRESS_S = 5.0
+"""Seconds between two lines about the progress of `digenrl copy`."""

@@ -123,8 +123,7 @@ async def same_files(store: ObjectStore, recipe: Recipe, keys: Collection[str]) 
         UserError: if a file on this host differs from the run's.
     """
     current = await asyncio.to_thread(file_records, recipe, keys)
-    stored = {key: await _stored(store, recipe.run.name, key) for key in current}
-    return matching({key: each for key, each in stored.items() if each is not None}, current)
+    return matching(await stored_records(store, recipe, keys), current)
 
 
 def paths_named(recipe: Recipe, keys: Collection[str]) -> dict[str, Path]:
@@ -183,6 +182,14 @@ async def stored_digest(store: ObjectStore, run: str, key: str) -> str:
     if record is None:
         raise ContractError(f"{file_key(run, key)} is missing")
     return record.digest
+
+
+async def stored_records(
+    store: ObjectStore, recipe: Recipe, keys: Collection[str]
+) -> dict[str, FileRecord]:
+    """Return the digests of the run's files of ``keys``."""
+    found = {key: await _stored(store, recipe.run.name, key) for key in paths_named(recipe, keys)}
+    return {key: each for key, each in found.items() if each is not None}
 
 
 async def _stored(store: ObjectStore, run: str, key: str) -> FileRecord | None:

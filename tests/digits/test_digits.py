@@ -1,17 +1,26 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import get_args
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file as load_torch
+from torch import nn
 
-from bench.digits.classifiers import SVM_C, SVM_GAMMA, accuracy, fit_svm
+from bench.digits.classifiers import (
+    SVM_C,
+    SVM_GAMMA,
+    accuracy,
+    fit_svm,
+    gold_network,
+    proxy_network,
+)
 from bench.digits.data import load_halves, to_uint8
 from bench.digits.generator import Pretraining, build_pipeline, caption_conditions, pretrain
 from bench.digits.text import all_prompts
 from bench.digits.vae import build_vae
 from digenrl.evaluation.digits import DataSplit, diversity, load_real, nearest_real
-from services.reward.scorers.digits import DigitProbability, DigitSvm, to_model_space
+from services.reward.scorers.digits import DigitProbability, DigitSvm, Network, to_model_space
 from shared.diffusion.families.sd3 import StableDiffusion3
 from shared.diffusion.loading.models import ModelPart, load_model
 from shared.diffusion.sampling.sampler import Denoising, SamplingPlan, denoise
@@ -133,6 +142,23 @@ def test_a_score_is_the_probability_of_the_wanted_digit(
     scores = scorer.score(images, [{"digit": digit} for digit in range(5)])
     assert scores == [pytest.approx(rows[index, index]) for index in range(5)]
     assert rows.sum(axis=1) == pytest.approx(np.ones(5), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("network", "build"), [("proxy", proxy_network), ("gold_mlp", gold_network)]
+)
+def test_the_networks_equal_torchs_whatever_the_batch(
+    network: Network, build: Callable[[], nn.Module], halves: tuple[DataSplit, DataSplit]
+) -> None:
+    theirs = build()
+    theirs.load_state_dict(load_torch(REWARDS / f"{network}.safetensors"))
+    images = to_uint8(halves[1].images[:200])
+    with torch.inference_mode():
+        wanted = theirs(torch.from_numpy(to_model_space(images))).softmax(-1).numpy()
+    ours = DigitProbability(REWARDS, network)
+    np.testing.assert_allclose(ours.probabilities(images), wanted, atol=1e-6)
+    alone = [ours.probabilities(images[at : at + 1])[0] for at in range(len(images))]
+    assert (ours.probabilities(images) == np.stack(alone)).all()
 
 
 @pytest.mark.parametrize("metadata", [{}, {"digit": "33"}, {"digit": 10}, {"digit": True}])

@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from digenrl.commands.cli import app
 from digenrl.local.brokers.embedded import plan_brokers
 from services.scheduler import limits
 from services.scheduler.shell import disk_watch
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.lease import Lease
 from shared.bus.bus import Bus
-from shared.errors import Unavailable
+from shared.errors import Unavailable, UserError
 from shared.process.service import Health
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
@@ -23,6 +25,7 @@ from shared.store.folder import FolderBackend
 from shared.telemetry import ALARM, NATS_STORES_NOTHING
 from tests import examples
 from tests.brokers import PASSWORD, StartProgram, program
+from tests.shared.run.test_garbage import RUN, begin
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small disk")
 
@@ -136,3 +139,17 @@ async def until(health: Health, reason: str, within: str = "") -> None:
     async with asyncio.timeout(60):
         while not (health.reason.startswith(reason) and within in health.reason):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
+
+
+async def test_a_copy_to_a_full_disk_ends_with_one_line_and_continues_when_there_is_room(
+    small_disk: Path, folder_store: ObjectStore, tmp_path: Path
+) -> None:
+    _, trainer, _ = await begin(folder_store)
+    await trainer.step()
+    command = ["copy", str(tmp_path / "objects" / RUN), str(small_disk)]
+    filler = fill(small_disk)
+    ran = await asyncio.to_thread(CliRunner().invoke, app, command)
+    assert isinstance(ran.exception, UserError)
+    assert "disk is full" in str(ran.exception) and "continues the copy" in str(ran.exception)
+    filler.unlink()
+    assert "version 0 is in" in (await asyncio.to_thread(CliRunner().invoke, app, command)).output

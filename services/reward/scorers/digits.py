@@ -10,9 +10,8 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
+from numpy.lib.stride_tricks import sliding_window_view
 from safetensors.numpy import load_file
-from torch import Tensor, nn
 
 from services.reward.prompt_checks import NUM_DIGITS, wanted_digit
 from services.reward.scorer import Media, Metadata
@@ -20,38 +19,18 @@ from services.reward.scorer import Media, Metadata
 SHAPE = (1, 8, 8)
 
 Network = Literal["proxy", "gold_mlp"]
-
-
-def proxy_network() -> nn.Module:
-    """Builds a CNN of 40 k parameters: (n, 1, 8, 8) to logits (n, 10)."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(),
-        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.Flatten(),
-        nn.Linear(512, 50), nn.ReLU(), nn.Linear(50, NUM_DIGITS),
-    )  # fmt: skip
-
-
-def gold_network() -> nn.Module:
-    """Builds an MLP of 26 k parameters, which has no reason to be fooled by what fools the CNN."""
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(),
-        nn.Linear(128, NUM_DIGITS),
-    )  # fmt: skip
-
-
-NETWORKS = {"proxy": proxy_network, "gold_mlp": gold_network}
+Values = npt.NDArray[np.float64]
+"""Independent of the batch that an image is in, once they are rounded to float32."""
 
 
 class DigitProbability:
-    """Scores the probability of ``metadata["digit"]`` under one of the networks."""
+    """Scores the probability of ``metadata["digit"]`` under one of the networks, in numpy: layers
+    with ReLUs between, and after the second convolution a maximum over 2 x 2 pixels."""
 
     def __init__(self, folder: Path, network: Network = "proxy") -> None:
-        self._network = NETWORKS[network]()
         tensors = load_file(folder / f"{network}.safetensors")
-        state = {name: torch.from_numpy(array) for name, array in tensors.items()}
-        self._network.load_state_dict(state)
-        self._network.requires_grad_(False).eval()
+        names = sorted({name.partition(".")[0] for name in tensors}, key=int)
+        self._layers = [(tensors[f"{each}.weight"], tensors[f"{each}.bias"]) for each in names]
 
     def score(self, images: Media, metadata: Metadata) -> list[float]:
         """Returns one probability per image.
@@ -67,8 +46,17 @@ class DigitProbability:
 
     def probabilities(self, images: Media) -> npt.NDArray[np.float32]:
         """Returns (n, 10) probabilities of images (n, 1, 8, 8)."""
-        logits: Tensor = self._network(torch.from_numpy(to_model_space(images)))
-        return np.asarray(logits.softmax(-1).numpy(), dtype=np.float32)
+        values: Values = to_model_space(images).astype(np.float64)
+        for number, (weight, bias) in enumerate(self._layers):
+            values = np.maximum(values, 0) if number else values
+            if weight.ndim == 4:
+                values = _convolve(values, weight) + bias[:, None, None]
+                if number == 1:
+                    values = values.reshape(*values.shape[:2], 4, 2, 4, 2).max((3, 5))
+            else:
+                values = values.reshape(len(values), -1) @ weight.T + bias
+        shares = np.exp(values - values.max(-1, keepdims=True))
+        return np.asarray(shares / shares.sum(-1, keepdims=True), dtype=np.float32)
 
     def predict(self, images: Media) -> npt.NDArray[np.int64]:
         """Returns the most probable digits (n,) of images (n, 1, 8, 8)."""
@@ -106,6 +94,14 @@ class DigitSvm:
         differences = rows[:, None].astype(np.float64) - self._vectors[None]
         kernel: npt.NDArray[np.float64] = np.exp(-self._gamma * (differences**2).sum(-1))
         return kernel
+
+
+def _convolve(values: Values, weight: npt.NDArray[np.float32]) -> Values:
+    """Returns (n, out, H, W) of values (n, in, H, W) and kernels (out, in, 3, 3), with zeros around
+    the values."""
+    padded = np.pad(values, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = sliding_window_view(padded, (3, 3), axis=(2, 3))
+    return np.moveaxis(np.tensordot(windows, weight, ((1, 4, 5), (1, 2, 3))), -1, 1)
 
 
 def to_model_space(images: Media) -> npt.NDArray[np.float32]:

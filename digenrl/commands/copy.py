@@ -1,0 +1,88 @@
+"""`digenrl copy`: a run to another store: a backup, its way back, or a move."""
+
+import asyncio
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from digenrl.commands.gc import size
+from digenrl.commands.options import RUNS, RunName, Runs
+from digenrl.local.limits import COPY_PROGRESS_S
+from digenrl.local.runs import RECIPE_JSON, Run, RunProgress, find_run
+from shared.errors import Unavailable, UserError
+
+if TYPE_CHECKING:
+    from shared.run.run_copy import RunCopy
+
+
+def copy(
+    run: RunName,
+    store: Annotated[
+        str,
+        typer.Argument(
+            help="a folder, or a bucket (s3://bucket/prefix); `runs` makes a run of `digenrl up`"
+        ),
+    ],
+    runs: Runs = RUNS,
+) -> None:
+    """Copy a run to another store, also while it is in progress: a backup, its way back, or a move.
+    Typed again, it continues after an interruption, and sends what is new.
+
+    Examples: `digenrl copy demo /mnt/backup`, `digenrl copy /mnt/backup/demo runs`.
+    """
+    from digenrl.local.start import resume_hint
+    from digenrl.local.store import run_store
+    from shared.process.settings import ServiceSettings
+    from shared.run.run_copy import RunCopy
+    from shared.store import open_store
+
+    chosen = find_run(run, runs)
+    is_local = Path(store).resolve() == runs.resolve()
+    url = store if "://" in store else Path(store).absolute().as_uri()
+    given = ServiceSettings(run=chosen.id, store_url=url).store
+    folder = runs / chosen.id
+    if is_local and chosen.is_local and chosen.folder.resolve() == folder.resolve():
+        raise UserError(f"STORE: {chosen.name} is in {runs} already; name another store")
+    try:
+        with run_store(chosen, reads=True):
+            source = open_store(ServiceSettings(run=chosen.id).store)
+            if is_local:
+                (folder / "logs").mkdir(parents=True, exist_ok=True)
+            restored = Run(chosen.id, chosen.id, folder, is_local=True)
+            with run_store(restored) if is_local else nullcontext():
+                settings = ServiceSettings(run=chosen.id).store if is_local else given
+                copying = RunCopy(source, open_store(settings), chosen.id)
+                version = asyncio.run(_with_progress(copying))
+                if is_local:
+                    asyncio.run(_write_start(copying, folder, version))
+    except (Unavailable, OSError) as error:
+        raise UserError(f"{error}; the same command continues the copy") from error
+    typer.echo(
+        f"{chosen.id}: version {version} is in {store}, verified: {size(copying.done_bytes)}, of "
+        f"which {size(copying.sent_bytes)} were sent"
+    )
+    if is_local:
+        typer.echo(resume_hint(folder))
+
+
+async def _with_progress(copying: "RunCopy") -> int:
+    task = asyncio.create_task(copying.copy())
+    while not (await asyncio.wait({task}, timeout=COPY_PROGRESS_S))[0]:
+        done, whole = size(copying.done_bytes), size(copying.num_bytes)
+        typer.echo(f"{done} of {whole}, {size(copying.sent_bytes)} sent", err=True)
+    return task.result()
+
+
+async def _write_start(copying: "RunCopy", folder: Path, version: int) -> None:
+    """Write what `digenrl up` needs to continue the run."""
+    from digenrl.local.start import FILES_JSON, RECORDS
+    from shared.run.files import stored_records
+    from shared.run.run_recipe import FILES, needed_recipe
+
+    recipe = await needed_recipe(copying.target, copying.run)
+    records = await stored_records(copying.target, recipe, FILES)
+    (folder / FILES_JSON).write_bytes(RECORDS.dump_json(records, indent=1))
+    RunProgress("interrupted", version, recipe.run.steps).write(folder)
+    (folder / RECIPE_JSON).write_text(recipe.model_dump_json(indent=1))
