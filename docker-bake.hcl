@@ -19,7 +19,9 @@ target "cpu" {
   name     = "cpu-${service}"
   inherits = ["base"]
   matrix = {
-    service = ["scheduler", "rollout", "trainer", "reward", "view", "report", "host", "nats", "redis", "s3"]
+    service = [
+      "scheduler", "rollout", "trainer", "reward", "reward-models", "view", "report", "host", "nats", "redis", "s3",
+    ]
   }
   target = service
   args = {
@@ -34,7 +36,7 @@ target "cpu" {
 target "cuda" {
   name     = "cuda-${service}"
   inherits = ["base"]
-  matrix   = { service = ["rollout", "trainer", "reward", "host"] }
+  matrix   = { service = ["rollout", "trainer", "reward-models", "host"] }
   target   = service
   contexts = { wheels = "deploy/empty" }
   tags     = ["digenrl-${service}:cuda"]

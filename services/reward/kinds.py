@@ -49,7 +49,7 @@ class ScorerKind:
 
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
-    "reward": ("PIL", "safetensors", "torch"),
+    "reward": ("PIL", "safetensors"),
     "reward-models": ("torch", "transformers"),
     "ocr": ("onnxruntime", "rapidfuzz", "rapidocr"),
 }

@@ -16,7 +16,7 @@ from shared.store import ObjectStore
 
 LIBRARIES = (
     "torch", "diffusers", "transformers", "peft", "accelerate", "safetensors", "numpy",
-    "scikit-learn", "tokenizers",
+    "tokenizers",
 )  # fmt: skip
 PREFIX = "libraries."
 """Prefix of the names of a run's records of libraries, among its files."""

@@ -178,7 +178,8 @@ def test_a_service_starts_when_the_brokers_answer(name: str) -> None:
 @every_service
 def test_a_service_is_a_target_of_the_one_dockerfile(name: str) -> None:
     build = SERVICES[name]["build"]
-    assert (build["dockerfile"], build["target"]) == ("deploy/Dockerfile", name)
+    target = "${REWARD_TARGET:-reward}" if name == "reward" else name
+    assert (build["dockerfile"], build["target"]) == ("deploy/Dockerfile", target)
     image = DERIVED.get(name, name)
     assert "USER 65532:65532" in stages()[image][1]
     assert image == name or stages()[name][0] == image
@@ -201,12 +202,22 @@ def test_an_image_holds_the_extra_named_after_its_service(name: str) -> None:
     assert f"--extra {extra}" in " ".join(installed(name))
 
 
-def test_the_schedulers_image_has_no_torch() -> None:
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [("scheduler", ["--extra scheduler"]),
+     ("reward", ["--extra scheduler", "--extra reward --extra ocr"])],
+)  # fmt: skip
+def test_the_images_of_scheduler_and_reward_have_no_torch(name: str, lines: list[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    assert installed("scheduler") == ["--extra scheduler"]
-    assert "torch" not in packages(project["dependencies"] + extras["scheduler"], extras)
-    assert "torch" in packages(extras["rollout"], extras)
+    assert installed(name) == lines
+    wanted = [
+        each for extra in re.findall(r"--extra (\S+)", " ".join(lines)) for each in extras[extra]
+    ]
+    assert "torch" not in packages(project["dependencies"] + wanted, extras)
+    for extra in ("rollout", "reward-models"):
+        assert "torch" in packages(extras[extra], extras)
+    assert "--extra reward-models" in " ".join(installed("reward-models"))
 
 
 def test_a_change_of_the_code_installs_nothing() -> None:
