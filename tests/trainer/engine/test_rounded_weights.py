@@ -66,7 +66,7 @@ class Run:
         assert self.generating.in_use.adopt(staging.finish()) == snapshot.digest
 
 
-@pytest.mark.parametrize("level", ["int8", "int4"])
+@pytest.mark.parametrize("level", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
 def test_a_ratio_on_policy_is_as_exact_as_without_rounding(recipe: Recipe, level: Level) -> None:
     exact, run = Run(rounded(recipe, "exact")), Run(rounded(recipe, level))
     for batch in range(3):
@@ -79,8 +79,8 @@ def test_a_ratio_on_policy_is_as_exact_as_without_rounding(recipe: Recipe, level
     assert max(control.ratio_errors) > max(run.ratio_errors)
 
 
-@pytest.mark.parametrize("updates", [1, 3])
-@pytest.mark.parametrize("level", ["int8", "int4"])
+@pytest.mark.parametrize("updates", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("level", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
 def test_readers_of_changes_and_of_all_weights_hold_the_same_bits(
     recipe: Recipe, level: Level, updates: int
 ) -> None:
@@ -103,7 +103,7 @@ def test_what_rounding_leaves_out_stays_in_the_masters(recipe: Recipe) -> None:
     assert 0 < largest < 2 * rate
 
 
-@pytest.mark.parametrize("updates", [1, 3])
+@pytest.mark.parametrize("updates", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_restored_trainer_goes_on_from_version_and_masters_to_the_last_bit(
     recipe: Recipe, updates: int
 ) -> None:

@@ -173,8 +173,8 @@ async def trained(director: Director, batch: int, names: str) -> CommitRecord:
     return await director.record(batch + 1)
 
 
-@pytest.mark.parametrize("updates", [1, 3])
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("updates", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("level", [LEVELS[0], pytest.param(LEVELS[1], marks=pytest.mark.slow)])
 async def test_versions_are_changes_of_one_another_and_records_name_how_they_were_rounded(
     direct: Start, level: Level, updates: int
 ) -> None:
