@@ -4,6 +4,7 @@
 # or WHEELS_DIR with a build for CPUs.
 variable "TORCH_INDEX" { default = "" }
 variable "WHEELS_DIR" { default = "deploy/empty" }
+variable "REGISTRY" { default = "" }
 variable "CA_FILE" { default = "deploy/empty/.keep" }
 variable "NATS_IMAGE" { default = null }
 variable "REDIS_IMAGE" { default = null }
@@ -30,7 +31,7 @@ target "cpu" {
     REDIS_IMAGE = REDIS_IMAGE
     S3_IMAGE    = S3_IMAGE
   }
-  tags     = ["digenrl-${service}:cpu"]
+  tags     = ["${REGISTRY}digenrl-${service}:cpu"]
 }
 
 target "cuda" {
@@ -39,5 +40,5 @@ target "cuda" {
   matrix   = { service = ["rollout", "trainer", "reward-models", "host"] }
   target   = service
   contexts = { wheels = "deploy/empty" }
-  tags     = ["digenrl-${service}:cuda"]
+  tags     = ["${REGISTRY}digenrl-${service}:cuda"]
 }

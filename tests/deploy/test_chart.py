@@ -97,6 +97,10 @@ def test_a_key_that_kubernetes_does_not_know_is_found(rendered: dict[str, list[D
         ({"recipe": "/recipe/mine.toml"}, "recipe: /recipe/mine.toml is not in recipeFiles"),
         ({"existingSecret": ""}, "at '/existingSecret': '' does not match pattern"),
         ({"images": {"host": "digenrl-host"}}, "at '/images/host': 'digenrl-host' does not match"),
+        (
+            {"images": {"registry": "host:5000"}},
+            "at '/images/registry': 'host:5000' does not match",
+        ),
         ({"brokers": {"s3": {"size": "50GB"}}}, "at '/brokers/s3/size': '50GB' does not match"),
         ({"brokers": {"deploy": False}}, "brokers.nats.peers: empty, and brokers.deploy is false"),
         ({"models": {"accessModes": ["Shared"]}}, "at '/models/accessModes/0': value must be one"),
