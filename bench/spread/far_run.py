@@ -193,8 +193,10 @@ class Watch:
             self.look()
             if condition():
                 return
-            if time.monotonic() > deadline or self.run.get("phase") == "failed":
-                raise UserError(f"no {what}: {self.run} {self.workers}")
+            ended = [n for n, each in self.lab.running.items() if each.poll()]
+            is_dead = ended or self.run.get("phase") == "failed"
+            if is_dead or time.monotonic() > deadline:
+                raise UserError(f"no {what}; ended: {ended}; {self.run} {self.workers}")
             time.sleep(LOOK_S)
 
     def look(self) -> None:

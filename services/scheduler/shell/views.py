@@ -45,7 +45,6 @@ from shared.run.usage import DeviceUse, count_staleness, seconds_per_step
 STATUS_FIELDS = (WorkerView.model_fields.keys() & WorkerStatus.model_fields.keys()) - {
     "site",
     "device",
-    "versions",
 }
 """Fields of a worker that the API copies from its status."""
 NO_ESTIMATE = Estimate()
@@ -163,7 +162,6 @@ def _worker_view(
         **status.model_dump(include=STATUS_FIELDS),
         site=status.site,
         use=device_uses.get(status.worker),
-        versions=status.versions,
         device=status.device.kind,
         gpu=status.device.gpu,
         memory_bytes=status.device.memory_bytes,

@@ -1,0 +1,103 @@
+"""Runs, transfers and sums over lines with delay, loss, a queue and cuts, between network
+namespaces. `python -m bench far-runs` and `far-transfers` measure the same."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from bench.spread.far_line import FarLine
+from bench.spread.far_run import Mode, measure_run
+from bench.spread.far_sums import NUM_PIECES, Rates, measure_sums, trained_shares
+from bench.spread.network import why_not
+from bench.spread.transfers import Cut, measure_transfers
+from services.scheduler.core.fluid.links import choose_committer
+from services.scheduler.core.inputs import LinkMeasured
+from services.scheduler.limits import LEASE_S
+from shared.store.bucket import PART
+from tests.paths import ROOT
+from tests.scheduler.core.test_slow_lines import MB, run_of
+
+pytestmark = [pytest.mark.night, pytest.mark.clock, pytest.mark.broker, pytest.mark.timeout(1800)]
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def far_lines() -> None:
+    if reason := why_not(far=True):
+        pytest.skip(reason)
+
+
+@pytest.mark.run
+@pytest.mark.parametrize("near", [1, 2])
+@pytest.mark.parametrize(
+    ("mode", "exchange"), [("fluid", "store"), ("fluid", "group"), ("roles", "store")]
+)
+@pytest.mark.parametrize("mbits", [(1.0,), (0.3,), (0.1,), (1.0, 0.1)])
+def test_a_run_with_a_far_worker_ends_and_the_far_worker_reports_what_it_declines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    mode: Mode, exchange: str, near: int, mbits: tuple[float, ...],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("DIGENRL_MODELS", str(ROOT / "models"))
+    run = measure_run(
+        tmp_path, mode, [FarLine(each) for each in mbits],
+        near=near, alone=5, together=6, exchange=exchange,
+    )  # fmt: skip
+    assert (run.phase, run.step) == ("finished", 5 + 6 * len(mbits))
+    assert run.lost == [] and run.missed == 0
+    assert all(run.done[f"near-{number}"] for number in range(near))
+    assert run.declined
+    for each in run.declined:
+        assert each.startswith(("takes no part: ", "generates only: ", "trains only: "))
+        assert re.search(r" [0-9,]+ s (at [0-9.,]+ Mbit/s|to arrive)$", each)
+
+
+LINES = [FarLine(m, loss=0.001, queue_bytes=q) for m in (4, 10) for q in (1 << 16, int(m * MB / 8))]
+
+
+def test_objects_cross_a_line_with_loss_in_nearly_the_ideal_time_and_statuses_come_meanwhile(
+    tmp_path: Path,
+) -> None:
+    for found in measure_transfers(LINES, size=30 * MIB, times=5, folder=tmp_path):
+        assert all(each.factor(found.line) <= 1.15 for each in found.transfers), found
+        assert found.late <= 2.0 < LEASE_S
+        rate = found.line.mbits * MB / 8
+        assert all(each.rate == pytest.approx(rate, rel=0.15) for each in found.transfers[-2:])
+        if found.line.queue_bytes >= rate:  # a smaller queue drops frames, which are sent again
+            assert all(each.on_line <= 1.03 * each.num_bytes for each in found.transfers)
+
+
+def test_after_a_cut_an_object_continues_and_its_worker_is_back_within_seconds(
+    tmp_path: Path,
+) -> None:
+    cut = Cut(after_s=5.0, seconds=30.0)
+    for found in measure_transfers(LINES[1::2], size=30 * MIB, times=1, folder=tmp_path, cut=cut):
+        assert found.late <= 5.0
+        for each in found.transfers:
+            assert each.on_line <= 1.03 * each.num_bytes + 2 * PART, each
+
+
+def chosen(rates: Mapping[str, Rates]) -> str:
+    """Return the scheduler's choice of the committer."""
+    names = list(NUM_PIECES)
+    run = run_of(20 * MB, *[None] * len(names))
+    for number, name in enumerate(names):
+        up, down = (None if each is None else 1 / each for each in rates[name])
+        run.give(LinkMeasured(f"trainer-{number}-a", up, down))
+    shares = [
+        each.model_copy(update={"worker": f"trainer-{names.index(each.worker)}-a"})
+        for each in trained_shares()
+    ]
+    assert run.state.fluid is not None
+    return names[int(choose_committer(run.state, run.state.fluid, shares).split("-")[1])]
+
+
+def test_near_members_hold_the_total_as_soon_as_the_far_sum_has_arrived(tmp_path: Path) -> None:
+    seconds = measure_sums(
+        FarLine(10.0), size=20 * MB, transport="store", folder=tmp_path, choose=chosen
+    )
+    assert max(seconds["near-0"], seconds["near-1"]) <= 1.15 * 16
+    assert median(seconds.values()) < seconds["far"]
