@@ -3,6 +3,8 @@
 import copy
 import json
 import re
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,15 @@ every_set = pytest.mark.parametrize("name", EXAMPLES)
 
 
 @pytest.fixture(scope="module")
+def validator() -> Iterator[Any]:
+    """kubernetes-validate, which reads each file of schemas once."""
+    found = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is missing")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(found.utils, "schema_contents", cache(found.utils.schema_contents))
+        yield found
+
+
+@pytest.fixture(scope="module")
 def rendered() -> dict[str, list[Document]]:
     return {name: documents(render(values_of(name))) for name in EXAMPLES}
 
@@ -58,15 +69,15 @@ def test_the_chart_passes_lint(name: str) -> None:
 @every_set
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 def test_every_object_is_valid_for_the_oldest_and_the_newest_kubernetes(
-    name: str, version: str, rendered: dict[str, list[Document]]
+    name: str, version: str, rendered: dict[str, list[Document]], validator: Any
 ) -> None:
-    validator = pytest.importorskip("kubernetes_validate")
     for document in rendered[name]:
         assert validator.validate(document, version, strict=True) == version
 
 
-def test_a_key_that_kubernetes_does_not_know_is_found(rendered: dict[str, list[Document]]) -> None:
-    validator = pytest.importorskip("kubernetes_validate")
+def test_a_key_that_kubernetes_does_not_know_is_found(
+    rendered: dict[str, list[Document]], validator: Any
+) -> None:
     document = copy.deepcopy(next(each for each in rendered["demo"] if each["kind"] == "Service"))
     document["spec"]["prots"] = []
     with pytest.raises(validator.ValidationError, match="prots"):
