@@ -1,14 +1,18 @@
 """Bare hosts of a lab, as containers with systemd and sshd, in which DigenRL is installed."""
 
 import os
+import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from digenrl.local.hosts.units import PLACE
+from tests.deploy.judged import faults_of_run
 from tests.paths import ROOT
 
 IMAGE, NETWORK, SUBNET = "digenrl-lab", "digenrl-lab", "10.77.0"
@@ -30,14 +34,26 @@ class Lab:
     folder: Path
     names: tuple[str, ...]
 
-    def digenrl(self, *words: str, fails: bool = False) -> str:
-        """What `digenrl` prints on the operator's machine."""
-        ended = subprocess.run(
-            [DIGENRL, *words], cwd=self.folder, capture_output=True, text=True, check=False,
+    def begin(self, *words: str) -> "subprocess.Popen[str]":
+        """Start `digenrl` on the operator's machine."""
+        return subprocess.Popen(
+            [DIGENRL, *words], cwd=self.folder, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env={**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"},
         )  # fmt: skip
-        assert (ended.returncode != 0) == fails, ended.stdout + ended.stderr
-        return ended.stdout + ended.stderr
+
+    def digenrl(self, *words: str, fails: bool = False) -> str:
+        """What `digenrl` prints on the operator's machine."""
+        started = self.begin(*words)
+        said, _ = started.communicate()
+        assert (started.returncode != 0) == fails, said
+        return said
+
+    def faults(self, *, is_finished: bool = True) -> list[str]:
+        """What the run has lost, by what it has stored; its hosts have ended."""
+        stored, copy = f"/home/me/{PLACE}/lab", self.folder / "lab"
+        docker("cp", "--quiet", f"lab-{self.names[0]}:{stored}", str(copy))
+        return faults_of_run(copy, is_finished=is_finished)
 
     def on(self, name: str, command: str) -> str:
         """What a host's shell prints."""
@@ -47,9 +63,37 @@ class Lab:
         )  # fmt: skip
         return ended.stdout.strip()
 
+    def kill(self, name: str, command: str) -> None:
+        """Kill the processes of a host that have a command, as ``[s]erve rollout``."""
+        self.on(name, f"pkill -9 -f '{command}'")
+
+    def reboot(self, name: str) -> None:
+        docker("restart", f"lab-{name}")
+
+    def strays(self, name: str) -> list[str]:
+        """Command lines of our processes that are in no unit of ours."""
+        each = "for pid in $(pgrep -f '[d]igenrl|[n]ats-server|[w]eed|[v]alkey'); do"
+        outside = (
+            "grep -q [d]igenrl-lab.service /proc/$pid/cgroup || tr '\\0' ' ' < /proc/$pid/cmdline"
+        )
+        return self.on(name, f"{each} {outside}; done").splitlines()
+
+    def unit(self, name: str, field: str) -> str:
+        """A property of a host's unit, as `systemctl show` prints it."""
+        return self.on(name, self.as_user(f"systemctl --user show digenrl-lab -P {field}"))
+
+    @staticmethod
+    def as_user(command: str) -> str:
+        return f"su me -c 'cd; export XDG_RUNTIME_DIR=/run/user/$(id -u me); {command}'"
+
     def journal(self, name: str) -> str:
         ask = "journalctl --user --unit digenrl-lab --no-pager --output cat"
-        return self.on(name, f"su me -c 'XDG_RUNTIME_DIR=/run/user/$(id -u me) {ask}'")
+        return self.on(name, self.as_user(ask))
+
+    def starts(self, name: str) -> dict[str, int]:
+        """How often each worker of a host has become ready."""
+        ready = re.findall(r'"worker": "([^"]*)",.*"event": "ready"', self.journal(name))
+        return dict(Counter(ready))
 
     def wait_for(self, name: str, text: str, count: int = 1) -> float:
         """Return the seconds until a host's journal has a text this often."""
@@ -61,17 +105,26 @@ class Lab:
 
 
 @contextmanager
-def lab(folder: Path, roles: dict[str, str], lingering: bool = True) -> Iterator[Lab]:
-    """Hosts with these roles; the first leads. `hosts.toml` and keys for ssh are in the folder."""
-    recipe = str(ROOT / "tests/deploy/lab.Dockerfile")
-    empty = str(ROOT / "deploy/empty")
-    docker("build", "-q", "--network=host", "-t", IMAGE, "-f", recipe, empty)
+def lab(
+    folder: Path, roles: dict[str, str], recipe: str = "", lingering: bool = True
+) -> Iterator[Lab]:
+    """Hosts with these roles; the first leads. `hosts.toml` and keys for ssh are in the folder.
+
+    Args:
+        recipe: text of a recipe; by default the demo is run.
+    """
+    image, empty = ROOT / "tests/deploy/lab.Dockerfile", ROOT / "deploy/empty"
+    docker("build", "-q", "--network=host", "-t", IMAGE, "-f", str(image), str(empty))
     names = tuple(roles)
     try:
         docker("network", "create", NETWORK, "--subnet", f"{SUBNET}.0/24")
-        _write(folder, roles)
+        _write(folder, roles, "lab.toml" if recipe else "digits.toml")
         for number, name in enumerate(names, start=11):
             _start(folder, name, f"{SUBNET}.{number}", lingering)
+        docker(
+            "exec", "--interactive", "--user", "me", f"lab-{names[0]}",
+            "sh", "-c", "cat > /home/me/lab.toml", given=recipe,
+        )  # fmt: skip
         yield Lab(folder, names)
     finally:
         with suppress(AssertionError):
@@ -86,7 +139,8 @@ def _start(folder: Path, name: str, address: str, lingering: bool) -> None:
         "run", "--detach", "--name", f"lab-{name}", "--hostname", name, "--network", NETWORK,
         "--ip", address, "--privileged", "--tmpfs", "/run", "--tmpfs", "/tmp:exec",
         "--volume", f"{python}:{python}:ro", "--volume", f"{ROOT}:{ROOT}:ro",
-        "--volume", f"{sys.prefix}:{sys.prefix}:ro", IMAGE,
+        "--volume", f"{sys.prefix}:{sys.prefix}:ro",
+        "--volume", f"{ROOT}/models:/data/models:ro", IMAGE,
     )  # fmt: skip
     key = (folder / "ssh" / "id.pub").read_text()
     open_parents = " ".join(
@@ -99,7 +153,7 @@ def _start(folder: Path, name: str, address: str, lingering: bool) -> None:
     docker("exec", "--interactive", f"lab-{name}", "sh", "-c", script, given=key)
 
 
-def _write(folder: Path, roles: dict[str, str]) -> None:
+def _write(folder: Path, roles: dict[str, str], recipe: str) -> None:
     (folder / "ssh").mkdir()
     (folder / "bin").mkdir()
     key = folder / "ssh" / "id"
@@ -115,11 +169,12 @@ def _write(folder: Path, roles: dict[str, str]) -> None:
         path = folder / "bin" / program
         path.write_text(f'#!/bin/sh\nexec /usr/bin/{program} -F {folder}/ssh/config "$@"\n')
         path.chmod(0o755)
+    models = {name: "/data/models" for name in roles} | {next(iter(roles)): ROOT / "models"}
     tables = "".join(
         f'\n[hosts.{name}]\nroles = "{each}"\ndigenrl = "{DIGENRL}"\n'
-        f'environment = {{ DIGENRL_MODELS = "{ROOT / "models"}", OMP_NUM_THREADS = "1" }}\n'
+        f'environment = {{ DIGENRL_MODELS = "{models[name]}", OMP_NUM_THREADS = "1" }}\n'
         for name, each in roles.items()
     )
     (folder / "hosts.toml").write_text(
-        f'run = "lab"\nrecipe = "digits.toml"\naddress = "{SUBNET}.11"\n{tables}'
+        f'run = "lab"\nrecipe = "{recipe}"\naddress = "{SUBNET}.11"\n{tables}'
     )

@@ -107,12 +107,13 @@ def write_units(hosts: HostsFile, out: Path) -> list[str]:
     for name, table in hosts.hosts.items():
         folder = out / name
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(mode=0o700)
+        (folder / "keys").mkdir(mode=0o700, parents=True)
+        folder.chmod(0o700)
         chosen = None if name == first else ["hosts.env", *parse_roles(table.roles, "roles")]
         for path in keys.iterdir():
             if chosen is None or path.name in chosen:
                 copy = shutil.copytree if path.is_dir() else shutil.copy
-                copy(path, _made(folder / "keys") / path.name)
+                copy(path, folder / "keys" / path.name)
         lines = (f'{key}="{value}"\n' for key, value in table.environment.items())
         write_secret(folder / ENVIRONMENT, "".join(lines))
         (folder / hosts.unit).write_text(unit_text(hosts, name))
@@ -230,11 +231,6 @@ def _each(hosts: HostsFile, shell: Shell, act: Callable[[str, str], str]) -> Non
         line = each.result()
         if not shell.plans:
             shell.say(f"{name}: {line}")
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
 
 
 def _digest(folder: Path) -> str:
