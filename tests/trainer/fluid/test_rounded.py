@@ -204,11 +204,13 @@ async def test_versions_are_changes_of_one_another_and_records_name_how_they_wer
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({"trainer__updates": 3}, id="on-policy, three updates"),
+        pytest.param(
+            {"trainer__updates": 3}, id="on-policy, three updates", marks=pytest.mark.slow
+        ),
         pytest.param({"schedule__max_staleness": 1}, id="one step ahead", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("level", [LEVELS[0], pytest.param(LEVELS[1], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("level", LEVELS)
 async def test_killed_members_make_the_versions_of_a_calm_one_to_the_last_bit(
     direct: Start, level: Level, changes: dict[str, Any]
 ) -> None:
