@@ -128,6 +128,18 @@ async def test_a_run_without_a_folder_here_is_listed_as_well(
     assert f'href="/runs/{RUN}/"' in text and "step 4 of 30" in text
 
 
+async def test_the_runs_of_a_store_that_is_a_folder_are_listed_and_opened(
+    tmp_path: Path, tokens: Tokens
+) -> None:
+    await asyncio.to_thread(stored_run, tmp_path)
+    fleet = FolderOfRuns(tmp_path / "objects")
+    assert f'href="/runs/{RUN}/"' in client_of(fleet, tokens, "viewer").get("/runs").text
+    view = await fleet.open(RUN)
+    assert view is not None and not view.live.url
+    await view.history.look()
+    assert view.history.version == 4
+
+
 async def test_a_card_has_pictures_before_and_after_and_the_change_of_the_reward(
     runs: TwoRuns, tokens: Tokens
 ) -> None:

@@ -17,7 +17,7 @@ from digenrl.local.running.run_cards import CARD_FOLDER, SUMMARY_JSON, RunCard, 
 from digenrl.local.runs import RECIPE_JSON, Run, in_progress, last_address, run_in_folder, runs_in
 from digenrl.local.store import local_store
 from digenrl.view.pages import View
-from shared.errors import DigenRLError, UserError
+from shared.errors import UserError
 from shared.process.settings import Endpoints
 from shared.recipe.recipe import load_recipe
 from shared.store import open_store
@@ -71,7 +71,7 @@ class FolderOfRuns:
         if self.own is not None and name == self.own.history.run:
             return self.own
         run = run_in_folder(name, self.folder)
-        if run is None or not run.is_local:
+        if run is None:
             return None
         async with self._lock:
             scheduler = last_address(run.folder) if in_progress(run.folder) else ""
@@ -102,15 +102,15 @@ class FolderOfRuns:
         folder, was_open = self.folder / name, name in self._open
         moment, card = card_of(folder).moment, folder / CARD_FOLDER
         try:
-            view = await self.open(name)
-            assert view is not None, "its folder was listed"
+            if (view := await self.open(name)) is None:
+                return
             summary, pictures = await summarise(view.history)
             card.mkdir(exist_ok=True)
             for kind, data in pictures.items():
                 (card / kind).write_bytes(data)
             summary.made_at = moment
             (card / SUMMARY_JSON).write_text(summary.model_dump_json())
-        except (DigenRLError, OSError, ValueError):
+        except Exception:
             self._failed[name] = moment
         async with self._lock:
             if not was_open and name in self._open and not self._open[name].view.live.url:
@@ -157,7 +157,9 @@ class FolderOfRuns:
 def _opened(run: Run, scheduler: str) -> OpenRun:
     """Open a run; ``scheduler`` is the address of its scheduler, empty if it has ended."""
     stack = ExitStack()
-    named = stack.enter_context(local_store(run, reads=True))
+    named = {"DIGENRL_STORE_URL": run.store_url}
+    if run.is_local:
+        named = stack.enter_context(local_store(run, reads=True))
     settings = {name.removeprefix("DIGENRL_").lower(): value for name, value in named.items()}
     history = RunHistory(open_store(Endpoints.model_validate(settings).store), run.id)
     token = run.folder / "keys" / "operator.token" if scheduler else None
