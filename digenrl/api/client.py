@@ -24,15 +24,15 @@ from urllib.parse import quote
 import httpx
 
 if TYPE_CHECKING:
-    from digenrl.api import export_routes, models, run_routes
+    from digenrl.api import export_routes, models, run_routes, sample_now
     from digenrl.reading import facts, reading
     from services.scheduler.shell import api_batches, api_letters, api_load, api_models
     from shared.messages import contracts
     from shared.process import http_access, service
 
 TIMEOUT_S = 30.0
-EXPORT_S = 600.0
-"""Longest time in which an adapter's files are made."""
+EXPORT_S, SAMPLE_S = 600.0, 3600.0
+"""Longest times in which an adapter's files are made, and a prompt is sampled."""
 PLAN_S = 400.0
 """Longest time that a plan takes that waits for others."""
 MAX_TRIES = 3
@@ -100,13 +100,10 @@ class Client:
         cls, url: str, headers: dict[str, str], trusted: ssl.SSLContext, timeout: float = TIMEOUT_S
     ) -> Self:
         """Return a client of an address that sends these headers."""
-        verify = trusted if url.startswith("https:") else False
-        address = url.rstrip("/")
-        return cls(
-            httpx.Client(
-                base_url=address, headers=headers, timeout=timeout, verify=verify, trust_env=False
-            )
-        )
+        return cls(httpx.Client(
+            base_url=url.rstrip("/"), headers=headers, timeout=timeout, trust_env=False,
+            verify=trusted if url.startswith("https:") else False,
+        ))  # fmt: skip
 
     @classmethod
     def open(cls, run: str | Path, runs: str | Path | None = None) -> Self:
@@ -139,9 +136,8 @@ class Client:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
         if not url.startswith("http"):
-            raise cls.no_answer(
-                f"{url} {process.communicate()[0]}".strip().removeprefix("digenrl: ")
-            )
+            output = f"{url} {process.communicate()[0]}".strip()
+            raise cls.no_answer(output.removeprefix("digenrl: "))
         client = cls.at(url)
         client._close = partial(_end, process)
         return client
@@ -226,13 +222,18 @@ class Client:
         return self._get(Client.list_versions, "/v1/versions", {"limit": limit, "before": before})
 
     def export_version(
-        self,
-        version: int | Literal["best", "newest"],
+        self, version: int | Literal["best", "newest"],
         layout: "export_routes.AdapterLayout" = "diffusers",
-    ) -> bytes:
+    ) -> bytes:  # fmt: skip
         """Return a ZIP file with the adapter's files; it takes seconds to be made."""
         path, wanted = f"/v1/versions/{version}/adapter", {"layout": layout}
         return self._ask("GET", path, params=wanted, timeout=EXPORT_S).content
+
+    def sample_prompt(
+        self, prompt: str, versions: list[int], seed: int = 0, num_each: int = 1
+    ) -> "list[sample_now.PromptSample]":
+        body = {"prompt": prompt, "versions": versions, "seed": seed, "num_each": num_each}
+        return self._post(Client.sample_prompt, "/v1/samples", json=body, timeout=SAMPLE_S)
 
     def list_groups(self, batch: int, limit: int = 50, after: str = "") -> "models.GroupPage":
         return self._get(
@@ -267,8 +268,9 @@ class Client:
     def get_evaluation(self, version: int) -> "run_routes.EvaluationDetail":
         return self._get(Client.get_evaluation, f"/v1/evaluations/{version}")
 
-    def get_media(self, name: str) -> bytes:
-        return self._ask("GET", f"/v1/media/{quote(name, safe='')}").content
+    def get_media(self, name: str, small: bool = False) -> bytes:
+        path = f"/v1/media/{quote(name, safe='')}"
+        return self._ask("GET", path, params={"small": small}).content
 
     def list_dead_letters(
         self, state: "api_letters.Wanted" = "open", limit: int = 50, before: int | None = None
@@ -341,13 +343,9 @@ class Client:
                 fields = {}
 
     def _get(
-        self,
-        operation: Callable[..., T],
-        path: str,
-        params: Params | None = None,
-        ok: tuple[int, ...] = (),
-        **more: Any,
-    ) -> T:
+        self, operation: Callable[..., T], path: str, params: Params | None = None,
+        ok: tuple[int, ...] = (), **more: Any,
+    ) -> T:  # fmt: skip
         given = {name: each for name, each in (params or {}).items() if each not in (None, "")}
         return self._read(operation, self._ask("GET", path, ok, params=given, **more))
 

@@ -15,6 +15,7 @@ from digenrl.api.export_routes import Exports
 from digenrl.api.front import api_routes
 from digenrl.api.live import LiveRun
 from digenrl.api.run_history import RunHistory
+from digenrl.api.sample_now import SampleNow
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
 from shared.process.http_api import add_problems
@@ -33,7 +34,9 @@ def described() -> dict[str, Any]:
     add_problems(page)
     live, nowhere = LiveRun("", httpx.AsyncClient(trust_env=False)), cast(ObjectStore, None)
     history = RunHistory(nowhere, "run")
-    page.include_router(api_routes(history, live, exports=Exports(history, {})))
+    page.include_router(
+        api_routes(history, live, exports=Exports(history, {}), sampling=SampleNow(history, {}))
+    )
     for path, operations in page.openapi()["paths"].items():
         for operation in operations.values():
             operation["description"] = f"{operation['description']}\n\n{PAGE_ONLY}"

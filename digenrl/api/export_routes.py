@@ -5,10 +5,8 @@ scheduler wait for it. The newest few are kept, so that asking again costs nothi
 """
 
 import asyncio
-import contextlib
 import os
 import shutil
-import sys
 import tempfile
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
@@ -21,9 +19,9 @@ from fastapi import APIRouter, HTTPException, Query
 from fastapi import Path as InPath
 from fastapi.responses import StreamingResponse
 
+from digenrl.api.commands import run_command
 from digenrl.api.run_history import RunHistory
 from shared.process.http_api import errors
-from shared.process.linux import die_with_parent
 
 EXPORT_S = 600.0
 """Longest time that an export takes; then it is given up."""
@@ -33,8 +31,6 @@ MAX_KEPT_EXPORTS = 2
 """Files that are kept."""
 CHUNK = 1 << 20
 """Bytes that are read and sent at once."""
-EXIT_REFUSED = 2
-"""Exit status of a command whose options do not fit."""
 BYTES = {"type": "string", "format": "binary"}
 AdapterLayout = Literal["diffusers", "peft", "comfyui", "kohya"]
 Version = Annotated[
@@ -117,28 +113,10 @@ class Exports:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def _export(self, folder: Path, version: str, layout: str) -> None:
-        argv = (
-            sys.executable, "-m", "digenrl", "export", self.history.run,
-            "--version", version, "--layout", layout, "--out", str(folder),
+        await run_command(
+            "export", self.history.run, "--version", version, "--layout", layout,
+            "--out", str(folder), environment=self.environment, limit_s=EXPORT_S,
         )  # fmt: skip
-        process = await asyncio.create_subprocess_exec(
-            *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE, env=dict(self.environment),
-            preexec_fn=_after_all_else if sys.platform == "linux" else None,
-        )  # fmt: skip
-        try:
-            async with asyncio.timeout(EXPORT_S):
-                _, output = await process.communicate()
-        except TimeoutError:
-            raise HTTPException(503, f"no export within {EXPORT_S:g} s") from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-        if process.returncode:
-            lines = output.decode(errors="replace").strip().splitlines()
-            reason = lines[-1] if lines else "`digenrl export` says more"
-            raise HTTPException(409 if process.returncode == EXIT_REFUSED else 503, reason)
 
 
 class OpenFile(NamedTuple):
@@ -158,12 +136,6 @@ class OpenFile(NamedTuple):
         with self.file:
             while chunk := await asyncio.to_thread(self.file.read, CHUNK):
                 yield chunk
-
-
-def _after_all_else() -> None:
-    """Ends this process with its parent, and gives other processes of the host precedence."""
-    die_with_parent()
-    os.nice(10)  # with 19, an export took 88 s instead of 6 beside three busy processes
 
 
 def _zipped(folder: Path) -> Path:

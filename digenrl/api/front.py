@@ -18,6 +18,7 @@ from digenrl.api.live import LiveRun
 from digenrl.api.offline_routes import newest_versions, stored_routes
 from digenrl.api.run_history import RunHistory
 from digenrl.api.run_routes import shown_routes
+from digenrl.api.sample_now import SampleNow, sample_routes
 from digenrl.api.status import status_routes
 from digenrl.api.what_if import WhatIf, plan_routes
 from services.scheduler.shell.api_batches import VersionView
@@ -36,6 +37,7 @@ def api_routes(
     live: LiveRun,
     what_if: WhatIf | None = None,
     exports: Exports | None = None,
+    sampling: SampleNow | None = None,
 ) -> APIRouter:
     """Return the routes of the API of a run, the scheduler's last.
 
@@ -43,6 +45,7 @@ def api_routes(
         live: its scheduler; without an address, the run is over.
         what_if: the planner for other devices.
         exports: the exporter of adapters; without it there is no such route.
+        sampling: the sampler of prompts; likewise.
     """
     router = APIRouter()
 
@@ -56,6 +59,8 @@ def api_routes(
     router.include_router(plan_routes(what_if or WhatIf(history)))
     if exports is not None:
         router.include_router(export_routes(exports))
+    if sampling is not None:
+        router.include_router(sample_routes(sampling))
     router.include_router(status_routes(history, live))
 
     @router.get("/v1/versions", include_in_schema=False)

@@ -25,12 +25,15 @@ from shared.run.log import Log
 from shared.run.run_recipe import read_recipe
 from shared.run.usage import BatchUsage, Timeline
 from shared.store import ObjectStore
+from shared.store.previews import shrink
 
 POLL_S = 1.0
 """Seconds between two looks at the store, however many people look at the page."""
 LOG_S = 3.0
 TIMELINES = 256
 """Timelines that are kept in memory."""
+MAX_SMALL = 1000
+"""Reduced pictures that are kept in memory, each of some 30 KB."""
 
 
 @dataclass(slots=True)
@@ -50,6 +53,10 @@ class RunHistory:
     _evaluated: dict[str, EvaluationRecord] = field(default_factory=dict)
     _media: dict[str, ObjectRef] = field(default_factory=dict)
     _timelines: dict[int, Timeline] = field(default_factory=dict)
+    prompted: dict[str, bytes] = field(default_factory=dict)
+    """Pictures and videos of prompts of callers, by name."""
+    _small: dict[str, bytes] = field(default_factory=dict)
+    _shrinking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     log: Log = field(init=False)
     _letters: Letters = field(init=False)
     _looked: float = float("-inf")
@@ -146,10 +153,23 @@ class RunHistory:
                     self._media[ref.key.rsplit("/", 1)[1]] = ref
         return record
 
-    async def media(self, name: str) -> bytes | None:
-        """Return a picture or video of an evaluation by the last part of its key."""
+    async def media(self, name: str, max_side: int | None = None) -> bytes | None:
+        """Return a picture or video of an evaluation by the last part of its key.
+
+        Args:
+            max_side: height and width to which a larger picture is reduced, as JPEG.
+        """
+        if name in self.prompted:
+            return self.prompted[name]
         ref = self._media.get(name)
-        return None if ref is None else await self.store.get(ref)
+        if ref is None or max_side is None or not name.endswith(".png"):
+            return None if ref is None else await self.store.get(ref)
+        if name not in self._small:
+            async with self._shrinking:
+                picture = await self.store.get(ref)
+                small = await asyncio.to_thread(shrink, picture, max_side)
+            keep_newest(self._small, name, small, MAX_SMALL)
+        return self._small[name]
 
     async def timeline(self, batch: int) -> Timeline | None:
         """Return a committed batch's timeline; None if it is not stored, or damaged."""

@@ -16,6 +16,7 @@ from services.scheduler.shell.api_models import View, example
 from shared.messages.contracts import ObjectRef
 from shared.process.http_api import Before, Limit, errors, existing
 from shared.run.chain import CommitSummary
+from shared.store.previews import content_type
 
 EXAMPLE_STILL = "/v1/media/2c26b46b68ffc68ff99b453c1d304134.png"
 EXAMPLE_IMAGE = {
@@ -23,8 +24,14 @@ EXAMPLE_IMAGE = {
     "source": None, "scores": {"reward": 0.93, "proxy": 0.93},
 }  # fmt: skip
 KINDS = {"mp4": "video/mp4", "png": "image/png"}
+CACHED = {"cache-control": "private, max-age=86400"}
+SMALL_SIDE = 448
+"""Height and width to which pictures are reduced for overviews."""
 BINARY = {"schema": {"type": "string", "format": "binary"}}
-MEDIA: dict[int | str, dict[str, Any]] = {200: {"content": dict.fromkeys(KINDS.values(), BINARY)}}
+MEDIA: dict[int | str, dict[str, Any]] = {
+    200: {"content": dict.fromkeys((*KINDS.values(), "image/jpeg"), BINARY)}
+}
+Small = Annotated[bool, Query(description="reduce a larger picture to 448 pixels, as JPEG")]
 Version = Annotated[int, Path(ge=0, lt=2**31, description="policy version")]
 After = Annotated[int, Query(ge=0, lt=2**31, description="only versions after this one")]
 Steps = Annotated[int, Query(ge=1, le=1000, description="how many steps at most")]
@@ -112,14 +119,17 @@ def shown_routes(history: RunHistory) -> APIRouter:
         "/v1/media/{name}", operation_id="get_media", response_class=Response,
         responses={**MEDIA, **errors(404)},
     )  # fmt: skip
-    async def media(name: MediaName) -> Response:
-        """An image as PNG or a video as mp4, of an evaluation."""
+    async def media(name: MediaName, small: Small = False) -> Response:
+        """An image as PNG or a video as mp4, of an evaluation or of a prompt of a caller."""
         await history.look()
-        data, kind = await history.media(name), KINDS.get(name.rpartition(".")[2])
+        data, kind = (
+            await history.media(name, SMALL_SIDE if small else None),
+            KINDS.get(name.rpartition(".")[2]),
+        )
         if data is None or kind is None:
             raise HTTPException(404, f"{name}: no evaluation has it")
-        cached = {"cache-control": "private, max-age=86400"}
-        return Response(data, media_type=kind, headers=cached)
+        kind = content_type(data) if small and kind == "image/png" else kind
+        return Response(data, media_type=kind, headers=CACHED)
 
     return router
 

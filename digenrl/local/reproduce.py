@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from digenrl.local.runs import Run
 from digenrl.local.start import FILES_JSON, STARTED_JSON
 from digenrl.local.store import run_store
+from digenrl.reading.recipe_differences import flat_values
 from shared.errors import UserError
 from shared.process.libraries import recorded_versions
 from shared.process.settings import ServiceSettings
@@ -43,7 +44,7 @@ def read_record(run: Run) -> RunRecord:
     except (OSError, ValueError) as error:
         raise UserError(f"{folder}: holds no run of `digenrl up` (recipe.json)") from error
     files, started = _read(folder / FILES_JSON), _read(folder / STARTED_JSON)
-    facts = dict(_flat(recipe.model_dump(mode="json"), ""))
+    facts = dict(flat_values(recipe.model_dump(mode="json")))
     facts |= {f"digest of {key}": each.get("digest") for key, each in files.items()}
     facts |= {f"version of {key}": each for key, each in started.get("versions", {}).items()}
     facts |= {f"machine: {key}": each for key, each in started.get("machine", {}).items()}
@@ -56,17 +57,6 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}
-
-
-def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        for key, each in value.items():
-            yield from _flat(each, f"{name}.{key}" if name else key)
-    elif isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
-        for each in value:
-            yield from _flat(each, f"{name}.{each.get('name')}")
-    else:
-        yield name, value
 
 
 def differences(one: RunRecord, other: RunRecord) -> list[str]:

@@ -19,6 +19,8 @@ USE_WORDS = {
 """Uses of devices, in the order of the legend."""
 
 
+MIN_CHANGE = 5e-4
+"""Smaller changes of a score are shown as 0."""
 DRAIN_WORDS: Mapping[str, str] = {
     "draining": "finishes what it has, and gets nothing new",
     "drained": "has no work, and gets none",
@@ -88,6 +90,17 @@ def figure(value: float) -> str:
     ('1,210', '63.8', '0.00533', '0.0000002')
     """
     return f"{Decimal(f'{value:.3g}'):,f}"
+
+
+def signed(value: float) -> str:
+    """Return a change to two significant digits, with its sign.
+
+    >>> signed(0.1234), signed(-3.21), signed(0.0), signed(1e-5)
+    ('+0.12', '-3.2', '0', '0')
+    """
+    if abs(value) < MIN_CHANGE:
+        return "0"
+    return f"{Decimal(f'{value:.2g}'):+,f}"
 
 
 KINDS = {

@@ -13,6 +13,7 @@ from digenrl.reading.wording import (
     describe_work,
     drained_counts,
     figure,
+    signed,
     time_left,
     visible,
     worker_counts,
@@ -43,7 +44,9 @@ def templates() -> Environment:
             worker_counts,
         )
     }
-    environment.filters |= {"figure": figure, "linked": _linked, "as_json": _as_json}
+    environment.filters |= {
+        "figure": figure, "linked": _linked, "as_json": _as_json, "signed": signed,
+    }  # fmt: skip
     return environment
 
 

@@ -7,6 +7,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "Pictures": {
         "samples": "gallery",
         "batches": "training samples",
+        "try": "sample now",
     },
     "Learning": {
         "curves": "curves",

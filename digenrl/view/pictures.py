@@ -1,29 +1,35 @@
 """Serves the pages of pictures: samples of evaluations and of training."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, HTTPException, Query, Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 
 from digenrl.api.batch_records import CommittedBatches, Order
-from digenrl.view.figures import sample_of, samples_of
+from digenrl.api.offline_routes import newest_versions
+from digenrl.api.sample_now import SampleNow, SampleRequest
+from digenrl.view.figures import sample_of
+from digenrl.view.gallery import Sort, gallery_of, picture_ratio
 from digenrl.view.pages import Pages
+from shared.limits import MAX_TEXT
 from shared.process.http_api import Before
 
 SAMPLES_PER_PAGE = 24
+MAX_VERSIONS = 200
+"""Newest versions among which a prompt's are chosen."""
 Step = Annotated[int | None, Query(ge=1, lt=2**31)]
+Label = Annotated[str, Query(max_length=MAX_TEXT)]
+Shown = Literal["after", "slider", "beside", "difference"]
+Size = Literal["s", "m", "l"]
 OneStep = Annotated[int, Query(ge=1, lt=2**31)]
 Place = Annotated[int, Query(ge=0, lt=2**31)]
 
 
-def picture_pages(pages: Pages) -> APIRouter:
+def picture_pages(pages: Pages, sampling: SampleNow) -> APIRouter:
     router, history = APIRouter(), pages.view.history
     past = CommittedBatches(history)
-
-    @router.get("/samples")
-    async def samples(request: Request, version: Before = None) -> HTMLResponse:
-        await history.look()
-        return await pages.page(request, "samples", **samples_of(history, version))
+    _add_gallery(router, pages)
+    _add_try(router, pages, sampling)
 
     @router.get("/batches")
     async def batches(
@@ -48,3 +54,54 @@ def picture_pages(pages: Pages) -> APIRouter:
         return await pages.page(request, "sample", at=step, letters=letters.letters, **found)
 
     return router
+
+
+def _add_gallery(router: APIRouter, pages: Pages) -> None:
+    history = pages.view.history
+
+    @router.get("/samples")
+    async def samples(
+        request: Request, version: Before = None, against: Before = None, scorer: Label = "",
+        prompt: Label = "", sort: Sort = "order", after: Place = 0,
+        view: Shown = "after", size: Size = "m",
+    ) -> HTMLResponse:  # fmt: skip
+        await history.look()
+        fields = gallery_of(
+            history.evaluations, version, against, scorer=scorer, prompt=prompt, sort=sort,
+            first=after,
+        )  # fmt: skip
+        return await pages.page(
+            request, "samples", scripts=["zip.js", "gallery.js"], styles=["gallery.css"], view=view,
+            size=size, ratio=picture_ratio(history.recipe), **fields,
+        )  # fmt: skip
+
+
+def _add_try(router: APIRouter, pages: Pages, sampling: SampleNow) -> None:
+    history = pages.view.history
+
+    @router.get("/try")
+    async def try_prompt(
+        request: Request, prompt: Label = "", version: Before = None, against: Before = None,
+        seed: Place = 0, num: int = Query(2, ge=1, le=8),
+    ) -> HTMLResponse:  # fmt: skip
+        await history.look()
+        newest = max(0, history.version)
+        shown = await newest_versions(history, pages.view.live, MAX_VERSIONS)
+        kept = sorted({0, newest, *(each.version for each in shown if each.is_kept)})
+        versions = tuple(dict.fromkeys((against or 0, newest if version is None else version)))
+        wanted = SampleRequest(
+            prompt=prompt.strip() or "-", versions=versions, seed=seed, num_each=num
+        )
+        found = sampling.known.get(wanted, [])
+        return await pages.page(
+            request, "try", scripts=["try.js"], styles=["gallery.css"], prompt=prompt,
+            versions=kept, chosen=versions[-1], against=versions[0], seed=seed, num=num,
+            rows=[
+                [each for each in found if each.version == version] for version in versions
+            ], ratio=picture_ratio(history.recipe),
+        )  # fmt: skip
+
+    @router.get("/data/sampling")
+    async def sampling_now() -> JSONResponse:
+        """Present stage of the request that samples a prompt."""
+        return JSONResponse({"stage": sampling.stage})

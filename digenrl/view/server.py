@@ -18,6 +18,7 @@ from fastapi.responses import Response
 
 from digenrl.api.export_routes import Exports
 from digenrl.api.front import api_routes
+from digenrl.api.sample_now import SampleNow
 from digenrl.api.what_if import WhatIf
 from digenrl.view.errors import add_error_pages
 from digenrl.view.learning import learning_pages
@@ -41,12 +42,13 @@ def create_app(view: View, access: Access) -> FastAPI:
     app.include_router(sign_in(access, home="./"))
     pages, what_if = Pages(view, templates()), WhatIf(view.history)
     add_error_pages(app, pages.page)
-    app.include_router(picture_pages(pages))
+    sampling = SampleNow(view.history, view.environment)
+    app.include_router(picture_pages(pages, sampling))
     app.include_router(learning_pages(pages))
     app.include_router(machine_pages(pages))
     app.include_router(run_pages(pages, what_if))
     exports = Exports(view.history, view.environment)
-    app.include_router(api_routes(view.history, view.live, what_if, exports))
+    app.include_router(api_routes(view.history, view.live, what_if, exports, sampling))
     check_routes(app)
     return app
 

@@ -42,6 +42,7 @@ OPERATIONS: Mapping[str, RequiredRole] = {
     "GET /v1/evaluations": "viewer",
     "GET /v1/evaluations/{version}": "viewer",
     "GET /v1/media/{name}": "viewer",
+    "POST /v1/samples": "operator",
     "GET /v1/audit": "viewer",
     "GET /v1/storage": "viewer",
     "GET /v1/plan": "viewer",
@@ -62,6 +63,7 @@ OPERATIONS: Mapping[str, RequiredRole] = {
     "GET /samples": "viewer",
     "GET /batches": "viewer",
     "GET /sample": "viewer",
+    "GET /try": "viewer",
     "GET /curves": "viewer",
     "GET /evaluations": "viewer",
     "GET /versions": "viewer",
@@ -72,6 +74,7 @@ OPERATIONS: Mapping[str, RequiredRole] = {
     "GET /letters": "viewer",
     "GET /plan": "viewer",
     "GET /data/steps": "viewer",
+    "GET /data/sampling": "viewer",
     "GET /data/timeline": "viewer",
     "GET /static/{name}": "viewer",
     # Of the page: all runs.
@@ -81,6 +84,8 @@ OPERATIONS: Mapping[str, RequiredRole] = {
     "POST /v1/runs/{name}/notes": "operator",
     "POST /v1/runs/{name}/copies": "operator",
     "POST /v1/runs/{name}/start": "operator",
+    "GET /compare": "viewer",
+    "GET /compare/blind": "viewer",
     # Of a scheduler that stands by: it says who commands.
     "GET /v1/{path:path}": "viewer",
     "POST /v1/{path:path}": "viewer",

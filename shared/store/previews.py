@@ -40,6 +40,17 @@ def pack_previews(raw: bytes, max_bytes: int) -> bytes:
     return bytes(msgpack.packb([_preview(each, max_bytes) for each in pictures]))
 
 
+def shrink(picture: bytes, max_side: int) -> bytes:
+    """Return a picture as JPEG with at most this height and width, and small ones as they are."""
+    from PIL import Image
+
+    image = Image.open(BytesIO(picture))
+    if max(image.size) <= max_side:
+        return picture
+    image.thumbnail((max_side, max_side))
+    return _encode(image.convert("RGB"), "JPEG", quality=QUALITIES[0])
+
+
 def unpack_previews(data: bytes) -> list[bytes]:
     """Return the pictures of an object; raises ContractError if it holds anything else."""
     try:

@@ -99,8 +99,8 @@ SHOWN: dict[str, Callable[[Client], object]] = {
         run.get_evaluation(4).samples[0].media.rpartition("/")[2]
     ),
 }
-ELSEWHERE = {"get_events", "get_plan", "export_version"}
-"""Operations whose method is asked in test_events.py, below, and in test_export_routes.py."""
+ELSEWHERE = {"get_events", "get_plan", "export_version", "sample_prompt"}
+"""Operations of test_events.py, below, and of test_export_routes.py and test_sample_now.py."""
 
 
 def operations() -> dict[str, set[str]]:

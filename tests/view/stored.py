@@ -49,7 +49,11 @@ async def _evaluate(run: Run, version: int, gold: float) -> None:
     for digit in range(6):
         still = await run.store.put(folder.media_folder, _picture(digit, version), suffix=".png")
         prompt, right = f"the digit {digit}", bool(version or digit % 2)
-        samples.append(KeptSample(prompt=prompt, media=still, still=still, right=right))
+        score = (digit if version else 5 - digit) / 10
+        scores: dict[str, float | None] = {"proxy": score, "gold other": score / 2, "reward": score}
+        samples.append(
+            KeptSample(prompt=prompt, media=still, still=still, right=right, scores=scores)
+        )
     record = EvaluationRecord(
         run=RUN, policy=examples.policy(version), settings="a" * 64, worker="report", seconds=1.0,
         quality=Quality(reward=0.25 + version / 10, num_samples=6, gold={"other": gold}),

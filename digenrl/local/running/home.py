@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from digenrl.local.running.fleet import FolderOfRuns, Value
 from digenrl.local.running.run_cards import CARD_FOLDER, NOTES_JSON, Notes, RunCard
+from digenrl.view.compare import Comparisons, compare_pages
 from digenrl.view.errors import add_error_pages
 from digenrl.view.markup import templates
 from digenrl.view.pages import BASE, WALL, View, render
@@ -25,7 +26,7 @@ from shared.process.http_access import Access, check_routes, sign_in
 from shared.process.operations import split_run
 
 ALL_RUNS = "/runs"
-OF_ALL_RUNS = re.compile(r"/(v1/)?runs(/|$)")
+OF_ALL_RUNS = re.compile(r"/((v1/)?runs|compare)(/|$)")
 """Addresses that are not below the run of the process."""
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 Name = Annotated[str, Path(pattern=NAME)]
@@ -56,8 +57,9 @@ def all_runs_app(fleet: FolderOfRuns, access: Access, *, may_start: bool = False
 
     async def page(request: Request, name: str, **fields: Any) -> HTMLResponse:
         template = name if "part" in request.query_params else "all"
+        fields = {"scripts": ["runs.js"], **fields}
         fields |= {"may_start": may_start, "query": request.query_params}
-        return render(environment, request, template, page=name, scripts=["runs.js"], **fields)
+        return render(environment, request, template, page=name, **fields)
 
     add_error_pages(app, page)
 
@@ -69,6 +71,10 @@ def all_runs_app(fleet: FolderOfRuns, access: Access, *, may_start: bool = False
     async def runs(request: Request) -> HTMLResponse:
         return await page(request, "runs", cards=await fleet.cards())
 
+    async def names() -> list[str]:
+        return [each.name for each in await fleet.cards()]
+
+    app.include_router(compare_pages(Comparisons(fleet.open, names), page))
     app.include_router(_cards_api(fleet))
     app.include_router(_changes_api(fleet, may_start=may_start))
     check_routes(app)

@@ -1,0 +1,132 @@
+"""Samples a prompt of the caller's own with versions of a run, by `digenrl generate`.
+
+Processes of their own sample, one at a time: neither readers of the page nor the run wait for them.
+The newest results are kept in memory.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, HTTPException
+from pydantic import ConfigDict, Field
+
+from digenrl.api.commands import run_command
+from digenrl.api.run_history import RunHistory
+from services.scheduler.shell.api_models import View, example
+from shared.caches import keep_newest
+from shared.limits import MAX_TEXT
+from shared.process.http_api import errors
+
+SAMPLE_S = 1800.0
+"""Longest time that the samples of a version take; then the process is ended."""
+MAX_WAITING, MAX_KEPT, MAX_FILES = 4, 32, 1024
+"""Requests that may wait for the one in work; results that are kept, and their files."""
+LINK = "/v1/media/prompt-3-4-000-0.png"
+Version = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class SampleRequest(View):
+    """A prompt, and one or two versions that sample it from the same noise."""
+
+    model_config = ConfigDict(
+        **example(prompt="a red car", versions=[0, 4], seed=0, num_each=1),
+        frozen=True, extra="forbid", str_strip_whitespace=True,
+    )  # fmt: skip
+
+    prompt: Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+    versions: Annotated[tuple[Version, ...], Field(min_length=1, max_length=2)]
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    num_each: Annotated[int, Field(ge=1, le=8)] = 1
+    """Samples of each version."""
+
+
+class PromptSample(View):
+    """A sample of a prompt."""
+
+    model_config = example(version=4, still=LINK, media=LINK)
+
+    version: int
+    """Version that generated it."""
+    still: str
+    """Location of the picture, or of the middle frame of the video."""
+    media: str
+    """Location of the picture or video."""
+
+
+@dataclass(slots=True)
+class SampleNow:
+    """Samples prompts with versions of one run."""
+
+    history: RunHistory
+    environment: Mapping[str, str]
+    """Variables that locate the store, for a separate process."""
+    stage: str = ""
+    """Present stage of the request in work; empty without one."""
+    known: dict[SampleRequest, list[PromptSample]] = field(default_factory=dict)
+    """Samples of earlier requests."""
+    _one: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _waiting: int = 0
+    _number: int = 0
+
+    async def samples(self, request: SampleRequest) -> list[PromptSample]:
+        """Return the samples of a prompt.
+
+        Raises:
+            HTTPException: if a version does not exist or is not kept, or others wait.
+        """
+        await self.history.look()
+        if max(request.versions) > self.history.version:
+            raise HTTPException(404, f"version: the newest version is {self.history.version}")
+        if self._waiting > MAX_WAITING:
+            raise HTTPException(503, f"{MAX_WAITING} requests wait already; try again later")
+        self._waiting += 1
+        try:
+            async with self._one:
+                if request not in self.known:
+                    made = [s for each in request.versions for s in await self._made(request, each)]
+                    keep_newest(self.known, request, made, MAX_KEPT)
+                return self.known[request]
+        finally:
+            self._waiting -= 1
+            self.stage = ""
+
+    async def _made(self, request: SampleRequest, version: int) -> list[PromptSample]:
+        self.stage, self._number = f"samples with version {version}", self._number + 1
+        recipe = self.history.recipe
+        is_base = version == 0 and recipe is not None and recipe.model.adapter is None
+        with tempfile.TemporaryDirectory(prefix="digenrl-samples-") as folder:
+            await run_command(
+                "generate", self.history.run, "--version", "base" if is_base else str(version),
+                f"--prompt={request.prompt}", "--seed", str(request.seed),
+                "--num", str(request.num_each), "--out", folder,
+                environment=self.environment, limit_s=SAMPLE_S,
+            )  # fmt: skip
+            return self._kept(version, Path(folder))
+
+    def _kept(self, version: int, folder: Path) -> list[PromptSample]:
+        """Keep the pictures in a folder, or the videos with their middle frames."""
+        samples = []
+        for path in sorted(each for each in folder.iterdir() if each.is_file()):
+            frames = sorted(path.with_suffix("").glob("*.png"))
+            links = []
+            for each in [*frames[len(frames) // 2 :][:1], path]:
+                name = f"prompt-{self._number}-{version}-{path.stem}{each.suffix}"
+                keep_newest(self.history.prompted, name, each.read_bytes(), MAX_FILES)
+                links.append(f"/v1/media/{name}")
+            samples.append(PromptSample(version=version, still=links[0], media=links[-1]))
+        return samples
+
+
+def sample_routes(sampling: SampleNow) -> APIRouter:
+    router = APIRouter(tags=["versions"])
+
+    @router.post("/v1/samples", operation_id="sample_prompt", responses=errors(404, 409, 503))
+    async def samples(request: SampleRequest) -> list[PromptSample]:
+        """Sample a prompt with one or two versions, from the same noise, as `digenrl generate`."""
+        return await sampling.samples(request)
+
+    return router
