@@ -82,7 +82,7 @@ async def summarise(history: RunHistory) -> tuple[Summary, dict[str, bytes]]:
     summary = Summary(
         devices=", ".join(f"{number} {role}" for role, number in sorted(roles.items())),
         first=ends[0] if ends else None, last=ends[-1] if ends else None,
-        curve=[*curve[:: -(-len(curve) // MAX_CURVE)], curve[-1]] if curve else [],
+        curve=[*curve[: -1 : -(-len(curve) // MAX_CURVE)], curve[-1]] if curve else [],
     )  # fmt: skip
     if not history.evaluations or not history.evaluations[0].samples:
         return summary, {}
