@@ -15,7 +15,10 @@ from dataclasses import dataclass, replace
 from services.scheduler.core.device_queues import sample_seconds, version_bytes
 from services.scheduler.core.fluid.cutting import trained_samples
 from services.scheduler.core.fluid.fluid_state import FluidState
+from services.scheduler.core.fluid.levels import min_share
+from services.scheduler.core.fluid.links import Line, round_seconds
 from services.scheduler.core.fluid.modes import has_loans
+from services.scheduler.core.fluid.places import group_members, site_and_host
 from services.scheduler.core.state import Plan, State, WorkerState
 
 SLOW_LINE_FACTOR = 1.5
@@ -27,8 +30,14 @@ MIN_LOSS = 0.01
 MIN_LATE_GAIN = 0.3
 """Least gain of devices with a late version, over their gain without the delay: fragments for more
 devices are smaller, which costs the others time."""
+MAX_UNKNOWN_S = 10.0
+"""Seconds of a sum and its total that no batch is too short for."""
 MIN_GAIN = 0.03
 """Share of a batch that a device has to gain before it is given work again."""
+
+
+Rates = Sequence[tuple[float, float]]
+"""Seconds until a device generates, and its samples per second; sorted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +45,16 @@ class DeviceLine:
     """The seconds that a device and its line take."""
 
     worker: WorkerState
-    host: str
     sample: float
     """Per sample, generated or on the way up, whichever takes longer; infinite: it generates
     nothing."""
     latency: float
-    """Until the first sample is there."""
+    """Until the first sample is there; pieces wait for it."""
     group: float
     """Per group, trained or on the way down; infinite for a device that is no member."""
-    up: float
-    """For a sum."""
-    down: float
-    """For a total."""
+    line: Line
     version: float
     """For a version."""
-
-    @property
-    def exchange(self) -> float:
-        return self.up + self.down
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,29 +71,30 @@ class BatchSeconds:
 def decide(plan: Plan, state: State) -> State:
     """Decide for the batch that opens."""
     fluid, costs = state.fluid, state.costs
-    is_known = costs.gradient and (costs.up or costs.down)
-    if state.recovering or fluid is None or not fluid.sum_bytes or not is_known:
+    is_measured = costs.up or costs.down
+    if state.recovering or fluid is None or not fluid.sum_bytes or not is_measured:
         return state
     lines = _lines(plan, state, fluid)
     members = [each for each in lines if math.isfinite(each.group)]
     if not members:
         return state
-    training, seconds = _training(plan, lines, members)
-    waits = _waits(lines, training)
+    training, seconds = _training(plan, fluid, lines, members)
+    rates = _rates(lines, training)
     changed = [
-        _decided(
-            plan, each, each.worker.address in training, seconds, fluid.sum_bytes,
-            _late_gain(plan, lines, waits, waits[each.worker.address]),
-        )
+        _decided(plan, each, each.worker.address in training, seconds, fluid.sum_bytes, rates)
         for each in lines
-    ]  # fmt: skip
+    ]
     changed = [each for each in changed if each != state.workers[each.address]]
     return replace(state, workers=state.workers.changed(changed)) if changed else state
 
 
 def admit(plan: Plan, state: State, address: str) -> State:
-    """Decide for a device that has come to hold the open batch's version."""
-    worker = decide(plan, state).workers.get(address)
+    """Decide for a device that has come to hold the open batch's version, and before the batch's
+    first piece for all: after a restart of the scheduler the first ones report without others."""
+    decided, fluid = decide(plan, state), state.fluid
+    if fluid is None or not fluid.num_pieces:
+        return decided
+    worker = decided.workers.get(address)
     return state if worker is None else state.with_worker(worker)
 
 
@@ -114,54 +116,58 @@ def readmit_last(_plan: Plan, state: State, _event: object, _now: float) -> Stat
 
 
 def _lines(plan: Plan, state: State, fluid: FluidState) -> list[DeviceLine]:
-    costs = state.costs
-    fastest = min([*costs.up, *costs.down], key=lambda each: (costs.sum_seconds(each), each))
+    costs, best = state.costs, dict[str, str]()
+    for address in sorted({*costs.up, *costs.down}, key=costs.sum_seconds, reverse=True):
+        best[site_and_host(fluid, address)[0]] = best[""] = address
     return [
-        _line(plan, state, fluid, worker, fastest)
+        _line(plan, state, fluid, worker, best)
         for worker in state.workers.values()
         if worker.takes_work and worker.address not in fluid.gone
     ]
 
 
 def _line(
-    plan: Plan, state: State, fluid: FluidState, worker: WorkerState, fastest: str
+    plan: Plan, state: State, fluid: FluidState, worker: WorkerState, best: Mapping[str, str]
 ) -> DeviceLine:
-    """``fastest``: the device whose line counts for one that was not measured: it has taken part
-    in rounds, or has fetched a version too quickly to measure."""
+    """``best``: the device with the fastest line of each site, and of all, which counts for one
+    that was not measured: it has taken part in rounds, or another has fetched the version for it,
+    or it has fetched that too quickly to measure."""
     costs, address = state.costs, worker.address
     lent = 0 if state.tag.controller.mode == "off" else worker.lent_concurrency
     queues = worker.concurrency or lent
-    held, is_member = fluid.holds.get(address), worker.service == "member"
+    is_member = worker.service == "member"
     up = costs.sample_up_seconds(address)
     sample = sample_seconds(state, worker)
     version = costs.version_seconds(address, version_bytes(fluid, worker))
     read = trained_samples(plan) * costs.sample_bytes.seconds * costs.down_seconds(address)
-    measured = address if costs.is_measured(address) else fastest
+    known = costs.is_measured(address)
+    measured = address if known else best.get(site_and_host(fluid, address)[0], best[""])
+    sent = fluid.sum_bytes * min_share(plan.schedule.up) * costs.up_seconds(measured)
     return DeviceLine(
         worker=worker,
-        host=(held.host if held is not None else "") or address,
         sample=max(sample, up) / queues if queues else math.inf,
         latency=sample + up,
         group=max(costs.gradient_seconds(address) or 0.0, read) if is_member else math.inf,
-        up=fluid.sum_bytes * costs.up_seconds(measured),
-        down=fluid.sum_bytes * costs.down_seconds(measured),
+        line=Line(sent, fluid.sum_bytes * costs.down_seconds(measured)),
         version=version or 0.0,
     )
 
 
 def _training(
-    plan: Plan, lines: Sequence[DeviceLine], members: Sequence[DeviceLine]
+    plan: Plan, fluid: FluidState, lines: Sequence[DeviceLine], members: Sequence[DeviceLine]
 ) -> tuple[frozenset[str], BatchSeconds]:
     """Return the members that train, and the forecast: the same as before, unless others are
-    clearly better."""
-    forecasts = {
-        candidate: batch_seconds(plan, lines, candidate) for candidate in _candidates(members)
-    }
+    clearly better. While nothing is known of their work, those before the first slow line train."""
+    sets = _candidates(members)
+    if not any(each.group for each in members):
+        quick = {each.worker.address for each in members if sum(each.line) <= MAX_UNKNOWN_S}
+        return sets[:2][-1] | quick, BatchSeconds(math.inf, math.inf, math.inf)
+    forecasts = {each: batch_seconds(plan, fluid, lines, each) for each in sets}
     best = min(forecasts, key=lambda each: forecasts[each].total)
     before = frozenset(each.worker.address for each in members if not each.worker.no_pieces)
     if not before:
         return best, forecasts[best]
-    known = forecasts.get(before) or batch_seconds(plan, lines, before)
+    known = forecasts.get(before) or batch_seconds(plan, fluid, lines, before)
     margin = (MIN_GAIN if best - before else MIN_LOSS) * known.work
     if forecasts[best].total < known.total - margin:
         return best, forecasts[best]
@@ -171,77 +177,68 @@ def _training(
 def _candidates(members: Sequence[DeviceLine]) -> list[frozenset[str]]:
     """Return the sets of members that could train: all, and those before each line that is slow
     compared with the usual line before it."""
-    ordered = sorted(members, key=lambda each: (each.exchange, each.worker.address))
+    ordered = sorted(members, key=lambda each: (sum(each.line), each.worker.address))
     addresses = [each.worker.address for each in ordered]
     found, limit = [frozenset(addresses)], 0.0
     for number, each in enumerate(ordered[1:], 1):
-        usual = ordered[(number - 1) // 2].exchange
-        if each.exchange > max(limit, SLOW_LINE_FACTOR * usual):
+        usual, seconds = sum(ordered[(number - 1) // 2].line), sum(each.line)
+        if seconds > max(limit, SLOW_LINE_FACTOR * usual):
             found.append(frozenset(addresses[:number]))
-            limit = SAME_LINE_FACTOR * each.exchange
+            limit = SAME_LINE_FACTOR * seconds
     return found
 
 
 def batch_seconds(
-    plan: Plan, lines: Sequence[DeviceLine], training: Collection[str]
+    plan: Plan, fluid: FluidState, lines: Sequence[DeviceLine], training: Collection[str]
 ) -> BatchSeconds:
     """Forecast a batch in which these members train, and all devices generate that do so."""
     members = [each for each in lines if each.worker.address in training]
-    generated = _generated(plan, lines, _waits(lines, training))
+    generated = _generated(plan, _rates(lines, training))
     rate = sum(1 / each.group for each in members if each.group)
     trained = plan.num_groups / rate if rate else 0.0
-    exchanged = plan.updates * _exchange_seconds(members)
+    committer = min((each.line for each in members), key=lambda line: line.up)
+    num_sums = group_members(fluid, training).num_sums
+    exchanged = plan.updates * round_seconds([m.line for m in members], committer, num_sums)
     work = generated + trained
     if has_loans(plan) and not any(math.isfinite(each.sample) for each in members):
         work = max(generated + trained / plan.num_groups, trained)
-    total = max(work, trained + exchanged) if plan.early_groups else work + exchanged
-    return BatchSeconds(generated, work, total)
+    if not plan.early_groups:
+        return BatchSeconds(generated, work, work + exchanged)
+    begun = min((each.latency for each in members if math.isfinite(each.sample)), default=0.0)
+    return BatchSeconds(generated, work, max(work, begun + trained + exchanged))
 
 
-def _waits(lines: Sequence[DeviceLine], training: Collection[str]) -> dict[str, float]:
-    """Return the seconds until each device has the version."""
-    return {
-        each.worker.address: 0.0 if each.worker.address in training else each.version
+def _rates(lines: Sequence[DeviceLine], training: Collection[str]) -> Rates:
+    """Return when each device has the version, and its samples per second from then on."""
+    return sorted(
+        (0.0 if each.worker.address in training else each.version, 1 / each.sample)
         for each in lines
-    }
+        if 0 < each.sample < math.inf
+    )
 
 
-def _late_gain(
-    plan: Plan, lines: Sequence[DeviceLine], waits: Mapping[str, float], wait: float
-) -> float:
+def _late_gain(plan: Plan, rates: Rates, wait: float) -> float:
     """Return the seconds that devices with this wait save, over those without the wait."""
-    earlier = [each for each in lines if waits[each.worker.address] < wait]
-    both = [each for each in lines if waits[each.worker.address] <= wait]
-    at_once = {address: each if each < wait else 0.0 for address, each in waits.items()}
-    alone, late = _generated(plan, earlier, waits), _generated(plan, both, waits)
-    possible = alone - _generated(plan, both, at_once)
-    return (alone - late) / possible if alone and possible > 0 else 1.0
+    earlier = [each for each in rates if each[0] < wait]
+    late = [each for each in rates if each[0] == wait]
+    alone = _generated(plan, earlier)
+    possible = alone - _generated(plan, [*((0.0, rate) for _, rate in late), *earlier])
+    gain = alone - _generated(plan, [*earlier, *late])
+    return gain / possible if alone and possible > 0 else 1.0
 
 
-def _generated(plan: Plan, lines: Sequence[DeviceLine], waits: Mapping[str, float]) -> float:
-    """Return when all samples are generated, by devices that begin when they have the version."""
+def _generated(plan: Plan, rates: Rates) -> float:
+    """Return when all samples are generated."""
     left, rate, now = float(plan.num_groups * plan.group_size), 0.0, 0.0
-    able = [(waits[each.worker.address], 1 / each.sample) for each in lines if each.sample]
-    for wait, faster in sorted(each for each in able if each[1]):
+    for wait, faster in rates:
         if rate and left <= rate * (wait - now):
             break
         left, rate, now = left - rate * (wait - now), rate + faster, wait
     return now + left / rate if rate else 0.0
 
 
-def _exchange_seconds(members: Sequence[DeviceLine]) -> float:
-    """Return the seconds of a round: the slowest line up and down, and the sums of all hosts on the
-    way to the committer."""
-    others = len({each.host for each in members}) - 1
-    if others <= 0:
-        return 0.0
-    committer = min(members, key=lambda each: each.up)
-    slowest = max(each.up for each in members) + max(each.down for each in members)
-    return slowest + others * committer.down
-
-
 def _decided(
-    plan: Plan, line: DeviceLine, trains: bool, seconds: BatchSeconds, size: int, gain: float
+    plan: Plan, line: DeviceLine, trains: bool, seconds: BatchSeconds, size: int, rates: Rates
 ) -> WorkerState:
     """Return a device with the reasons for which it gets no pieces, or no fragments."""
     worker = line.worker
@@ -250,17 +247,19 @@ def _decided(
     if trains or not is_member:
         no_pieces = ""
     elif not (has_loans(plan) and worker.concurrency):  # it is lent, and comes back first
-        no_pieces = f"its sums would take {_at_rate(max(line.up, line.down), size)}"
+        way_up = line.line.up, size * min_share(plan.schedule.up)
+        no_pieces = f"its sums would take {_at_rate(*max(way_up, (line.line.down, size)))}"
     wait = 0.0 if is_member and not no_pieces else line.version
     end = seconds.work if plan.early_groups or has_loans(plan) else seconds.generated
     margin = MIN_GAIN if worker.no_fragments else 0.0
     if worker.concurrency and wait > MIN_LOSS * end:
         share = max(MIN_LOSS, 1 - wait / end)
-        if wait + line.latency >= end * (1 - margin) or gain < MIN_LATE_GAIN + margin:
+        is_late = wait + line.latency >= end * (1 - margin)
+        if is_late or _late_gain(plan, rates, wait) < MIN_LATE_GAIN + margin:
             no_fragments = f"a version takes {wait:,.0f} s to arrive"
     return replace(worker, no_pieces=no_pieces, no_fragments=no_fragments, share=share)
 
 
-def _at_rate(seconds: float, size: int) -> str:
+def _at_rate(seconds: float, size: float) -> str:
     mbits = 8e-6 * size / seconds
     return f"{seconds:,.0f} s at {mbits:,.{0 if mbits >= 10 else 1}f} Mbit/s"

@@ -9,6 +9,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from services.scheduler.core.fluid.cutting import group_share
@@ -74,12 +75,15 @@ class SlowLines:
     sample_bytes: int = 1
     changes: Sequence[tuple[int, str, float]] = ()
     """From a batch on, a member's line has so many Mbit/s."""
+    restarts_at: int | None = None
+    """Version with whose announcement the scheduler restarts."""
     now: float = 0.0
     state: State = field(default_factory=lambda: State(recovering=True))
     rounds: list[ExchangeSums] = field(default_factory=list)
     committers: list[CommitVersion] = field(default_factory=list)
     opened: dict[int, float] = field(default_factory=dict)
     """Batch -> when it was opened."""
+    issued: list[GenerateFragment] = field(default_factory=list)
     generated: list[tuple[int, str]] = field(default_factory=list)
     """Batch and device of each fragment."""
     _agenda: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
@@ -90,17 +94,31 @@ class SlowLines:
         self._publish(0)
         self._give(RecoveryDone())
         for member in self.members.values():
-            name = member.address.removesuffix("-a")
-            self._give(WorkerJoined(member.address, name, member.service, concurrency=1))
             if member.service == "rollout":
                 member.version = member.fetches = -1
-            self._report(member)
+            self._join(member)
             self._fetch(member, 0)
         self._after(TICK_S, self._tick)
         while self._agenda and self.now < until and self.state.phase == "running":
             self.now, _, act = heapq.heappop(self._agenda)
             act()
         return self.state
+
+    def _join(self, member: Member) -> None:
+        name = member.address.removesuffix("-a")
+        self._give(WorkerJoined(member.address, name, member.service, concurrency=1))
+        self._report(member)
+
+    def _restart(self, version: int) -> None:
+        """Have another scheduler read what is issued; workers join it with all that they have
+        transferred."""
+        self.state = State(recovering=True)
+        self._announce(version)
+        self._give(*(each for each in self.issued if each.fragment.batch == version))
+        self._give(RecoveryDone())
+        for member in self.members.values():
+            self.measure(member, up=1.0, down=1.0)
+            self._join(member)
 
     def seconds_per_batch(self) -> list[float]:
         return [after - before for before, after in itertools.pairwise(self.opened.values())]
@@ -115,6 +133,7 @@ class SlowLines:
     def _give(self, *events: Any) -> None:
         for event in events:
             self.state, commands = step(self.plan, self.state, event, self.now)
+            self.issued += [each for each in commands if isinstance(each, GenerateFragment)]
             for command in commands:
                 self._after(0.01, lambda command=command: self._follow(command))  # type: ignore[misc]
 
@@ -226,6 +245,12 @@ class SlowLines:
 
     def _publish(self, version: int) -> None:
         self.opened.setdefault(version, self.now)
+        if version == self.restarts_at:
+            self._restart(version)
+        else:
+            self._announce(version)
+
+    def _announce(self, version: int) -> None:
         self._give(examples.published(version).model_copy(update={"checksum": CHECKSUM}))
 
     def _fetch(self, member: Member, version: int) -> None:
@@ -292,13 +317,15 @@ class Round:
             if member.hangs:
                 continue
             gives = share.pieces and share.worker != self.command.committer and not self.is_group
-            seconds = member.seconds(size) if gives else 0.0
-            self.run.after(seconds, lambda member=member: self._come(member))  # type: ignore[misc]
+            sent = size if gives else 0
+            self.run.after(member.seconds(sent), partial(self._come, member, sent))
         self.run.after(self.command.max_seconds, self._end)
 
-    def _come(self, member: Member) -> None:
+    def _come(self, member: Member, sent: int) -> None:
         if self.is_over:
             return
+        if sent:
+            self.run.measure(member, up=sent)
         self.come.add(member.address)
         shares, size = self.command.shares, self.run.size
         if len(self.come) < len(shares):

@@ -15,6 +15,11 @@ RETURN_MARGIN = 0.7
 """Share of the hidden seconds that a transfer with less rounding than now may take: rates vary."""
 
 
+def min_share(asked: ChosenLevel) -> float:
+    """Return the smallest share of a sum's bytes that a recipe lets cross."""
+    return min(BYTES_SHARE.values()) if asked == "auto" else BYTES_SHARE[asked]
+
+
 def least_rounding(current: Level, exact_seconds: float, hidden_seconds: float) -> Level:
     """Return the least rounding whose transfer is hidden; without any, the most.
 

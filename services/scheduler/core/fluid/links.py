@@ -1,9 +1,11 @@
 """Decides by the measured rates of members' lines how long a round may take, and who commits."""
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from services.scheduler import limits
 from services.scheduler.core.fluid.fluid_state import ExchangeRound, FluidState
+from services.scheduler.core.fluid.places import GroupedMembers
 from services.scheduler.core.state import Plan, State
 from shared.messages.fluid import Share
 
@@ -11,6 +13,13 @@ VERSION_PARTS = 4
 """A version's weights, moments and average, each of as many bytes as a sum."""
 MARGIN = 2.0
 """Times what a round takes by the measured rates before it is given up: rates change."""
+
+
+class Line(NamedTuple):
+    """Seconds of a sum on the way up, and of a total on the way down."""
+
+    up: float
+    down: float
 
 
 def bytes_to_exchange(plan: Plan, fluid: FluidState, shares: Sequence[Share]) -> int:
@@ -42,13 +51,19 @@ def choose_committer(state: State, fluid: FluidState, shares: Sequence[Share]) -
 
 
 def max_seconds(
-    plan: Plan, state: State, size: int, addresses: Collection[str], committer: str
+    plan: Plan, state: State, size: int, taking_part: GroupedMembers, committer: str
 ) -> float:
     """Return the limit of a round."""
     own = plan.schedule.slot_deadline_s
     if own != "auto":
         return own
-    return max(limits.MIN_EXCHANGE_S, MARGIN * _round_seconds(state, size, addresses, committer))
+    costs = state.costs
+    lines = {
+        address: Line(size * costs.up_seconds(address), size * costs.down_seconds(address))
+        for address in taking_part.addresses
+    }
+    seconds = round_seconds(lines.values(), lines[committer], taking_part.num_sums)
+    return max(limits.MIN_EXCHANGE_S, MARGIN * seconds)
 
 
 def unmet(plan: Plan, fluid: FluidState, exchange: ExchangeRound, silent: frozenset[str]) -> str:
@@ -64,16 +79,14 @@ def unmet(plan: Plan, fluid: FluidState, exchange: ExchangeRound, silent: frozen
     )
 
 
-def _round_seconds(state: State, size: int, addresses: Collection[str], committer: str) -> float:
-    """Return the seconds of a round: the slowest member gives its sum, the committer takes all of
-    them and gives the total, and the slowest member takes that."""
-    others = [address for address in addresses if address != committer]
-    if not others:
+def round_seconds(lines: Collection[Line], committer: Line, num_sums: int) -> float:
+    """Return the seconds of a round: the slowest member gives its sum, the committer takes one of
+    each other host or site and gives the total, and the slowest member takes that."""
+    others = [line for line in lines if line is not committer]
+    if num_sums < 2:
         return 0.0
-    costs = state.costs
-    up, down = max(map(costs.up_seconds, others)), max(map(costs.down_seconds, others))
-    taken = len(others) * costs.down_seconds(committer) + costs.up_seconds(committer)
-    return size * (up + taken + down)
+    up, down = max(line.up for line in others), max(line.down for line in others)
+    return up + (num_sums - 1) * committer.down + committer.up + down
 
 
 def seconds_to_leave(state: State, fluid: FluidState, address: str) -> float:

@@ -107,7 +107,8 @@ def _begin_round(plan: Plan, state: State, now: float, commands: list[FluidComma
         return state
     if _is_wanted_to_generate(plan, state, fluid):
         return state
-    taking_part, hosts, sites = group_members(fluid, [each.address for each in members(state)])
+    grouped = group_members(fluid, [each.address for each in members(state)])
+    taking_part = grouped.addresses
     pieces: dict[str, list[Piece]] = {}
     for index in part:
         for each in fluid.groups[index].pieces:
@@ -129,8 +130,8 @@ def _begin_round(plan: Plan, state: State, now: float, commands: list[FluidComma
     command = ExchangeSums(
         batch=fluid.batch, attempt=fluid.attempt, update=fluid.update, round=fluid.round,
         policy=state.policy, committer=committer, shares=shares,
-        max_seconds=max_seconds(plan, state, size, taking_part, committer),
-        num_failures=fluid.num_failures, hosts=hosts, sites=sites,
+        max_seconds=max_seconds(plan, state, size, grouped, committer),
+        num_failures=fluid.num_failures, hosts=grouped.hosts, sites=grouped.sites,
         up=chosen_level(plan, state, now, "up", others),
     )  # fmt: skip
     commands.append(command)
@@ -171,8 +172,10 @@ def _end_round(plan: Plan, state: State, now: float, commands: list[FluidCommand
     holder = _reference(fluid, exchange)
     if holder is not None:
         state = _order_step(plan, state, fluid, exchange, holder, now, commands)
-        is_last = fluid.update == plan.updates - 1
-        return participation.decide(plan, state) if is_last else state
+        if fluid.update < plan.updates - 1:
+            return state
+        decided = participation.decide(plan, state)
+        return state if decided is state else replace(decided, sizing=None)
     fluid = _void_missed(fluid, exchange, silent)
     fluid = replace(fluid, failure=unmet(plan, fluid, exchange, silent))
     state = replace(state, fluid=fluid)

@@ -16,9 +16,6 @@ class LineCosts:
     """Seconds per byte that leaves a member for the object store."""
     down: Mapping[str, Estimate] = field(default_factory=dict)
     """Seconds per byte on the way back."""
-    asymmetry: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
-    """The newest seconds per byte on the way up that none on the way down has followed, and the
-    newest factor between the two."""
     version: Mapping[str, Estimate] = field(default_factory=dict)
     """Seconds from a version's publication until a device that fetches it has it."""
     sample_bytes: Estimate = field(default_factory=Estimate)
@@ -61,21 +58,19 @@ class LineCosts:
     ) -> Self:
         """Learn from seconds per byte in each direction; None: nothing was transferred. The way up
         of a device that sends nothing changes as its way down does."""
-        last, asymmetry = self.asymmetry.get(worker, (None, None))
-        last = last if up is None else up
-        if down is not None and last is not None:
-            asymmetry = last / down
-            last = None
-        elif down is not None and asymmetry is not None and not sends:
-            up = down * asymmetry
-        links = []
-        for estimates, seconds in ((self.up, up), (self.down, down)):
-            before = estimates.get(worker, Estimate())
-            links.append(
-                estimates if seconds is None else {**estimates, worker: before.observe(seconds)}
-            )
-        both = {**self.asymmetry, worker: (last, asymmetry)}
-        return replace(self, up=links[0], down=links[1], asymmetry=both)
+        if (
+            up is None
+            and down is not None
+            and not sends
+            and worker in self.up
+            and worker in self.down
+        ):
+            up = down * self.up[worker].seconds / self.down[worker].seconds
+        both: dict[str, Any] = {}
+        for name, seconds, known in (("up", up, self.up), ("down", down, self.down)):
+            if seconds is not None:
+                both[name] = {**known, worker: known.get(worker, Estimate()).observe(seconds)}
+        return replace(self, **both)
 
     def observe_version(self, worker: str, seconds: float) -> Self:
         estimate = self.version.get(worker, Estimate())
@@ -85,5 +80,5 @@ class LineCosts:
         """Return the fields, with these workers only."""
         return {
             name: {a: each for a, each in getattr(self, name).items() if a in addresses}
-            for name in ("up", "down", "asymmetry", "version")
+            for name in ("up", "down", "version")
         }
