@@ -24,9 +24,6 @@ WITHOUT_BACKWARD = (
     "_sage_qk_int8_pv_fp16_cuda", "_sage_qk_int8_pv_fp16_triton",
 )  # fmt: skip
 
-OTHER_DEVICE_BACKENDS = ("_native_npu", "_native_xla")
-"""Back ends of devices that no process of a run takes."""
-
 CPU_BACKENDS = ("native", "_native_math", "_native_flash")
 
 HALF_TYPES = ("bfloat16", "float16")

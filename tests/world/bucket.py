@@ -157,6 +157,8 @@ class BucketHandle:
     rules: re.Pattern[str]
     delay: Callable[[str, int], float] = lambda operation, size: 0.0
     """Returns the seconds that a request of so many bytes takes, there and back."""
+    seconds_per_byte: float = 0.0
+    """Of the line by which it reads."""
     cut: Cut = ""
     breaks: list[Literal["close", "reset"]] = field(default_factory=list)
     """How the connection breaks before each of the next answers. After a reset obstore does not
@@ -182,7 +184,10 @@ class BucketHandle:
 
     async def read(self, key: str) -> bytes | None:
         found = await self._serve("read", key, 0, lambda: self._read(key))
-        return None if found is None else found.data
+        if found is None:
+            return None
+        await self._cross(found.data)
+        return found.data
 
     async def stream(self, key: str, first: int) -> AsyncGenerator[bytes]:
         found = await self._serve("stream", key, 0, lambda: self._read(key))
@@ -192,6 +197,7 @@ class BucketHandle:
             with _as_unavailable():
                 raise GenericError(f"GET {key}: 416 Range Not Satisfiable")
         for begin in range(first, len(found.data), CHUNK):
+            await self._cross(found.data[begin : begin + CHUNK])
             yield found.data[begin : begin + CHUNK]
 
     async def size(self, key: str) -> int | None:
@@ -212,6 +218,10 @@ class BucketHandle:
     async def delete(self, keys: list[str]) -> None:
         if keys:
             await self._serve("delete", keys[0], 0, lambda: self._delete(keys))
+
+    async def _cross(self, data: bytes) -> None:
+        if self.seconds_per_byte:
+            await asyncio.sleep(len(data) * self.seconds_per_byte)
 
     def _put(self, key: str, data: bytes) -> None:
         self._check("Write", key)

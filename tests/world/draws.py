@@ -26,6 +26,11 @@ FOLLOWED = 0.2
 """Share of the seeds in which an old policy samples."""
 SHARED = 0.3
 """Share of the seeds in which some members are shard groups, which only train."""
+FAR = 0.12
+"""Share of seeds in which some devices are at a site behind slow lines."""
+FAR_DEVICES = 0.4
+SLOW_LINES = (1e-4, 1e-3)
+"""Seconds per byte: weights take .4 to 4 s."""
 FAULTLESS = 0.05
 """Share of seeds without faults: what stands still in calm weather is found there at once."""
 
@@ -52,8 +57,18 @@ class Draw:
     """Seconds after which nothing fails any more."""
     num_groups: int
     """Members that are shard groups: the first ones."""
+    has_slow_lines: bool
+    """Whether some devices are at a site behind slow lines."""
     intruder: Role | None
     """Role whose key somebody has stolen."""
+
+    def seconds_per_byte(self, name: str) -> float:
+        """Return how slow the line of a process is, in both directions; 0 for one at home."""
+        random = Random(f"{self.seed}/line/{name}")
+        is_device = name.startswith(("rollout", "trainer"))
+        if not (self.has_slow_lines and is_device and random.random() < FAR_DEVICES):
+            return 0.0
+        return random.uniform(*SLOW_LINES)
 
     def recipe(self, folder: Path) -> Recipe:
         return override(recipe_of(self.setting, folder), dict(self.changes))
@@ -96,6 +111,7 @@ def draw(seed: int, folder: Path) -> Draw:
         between_faults=random.uniform(0.5, 4.0),
         fault_seconds=0.0 if calm else random.uniform(2.0, random.choice((8.0, 15.0, 30.0))),
         num_groups=_num_groups(seed, setting.num_trainer),
+        has_slow_lines=Random(f"{seed}/remote").random() < FAR,
         intruder=random.choice(INTRUDERS) if random.random() < 0.25 else None,
     )
 

@@ -15,6 +15,7 @@ from bench.cluster.build import Emulation
 from bench.cluster.payloads import Scaled
 from digenrl.local.brokers.nats_config import server_config
 from digenrl.local.brokers.seaweedfs import OWNER
+from shared.messages.records import HOME
 from shared.messages.rights import ROLES, Role
 from shared.process.settings import ServiceSettings
 from shared.run.layout import parse_name
@@ -102,6 +103,7 @@ class World:
         """Return where a process of that name and role finds everything."""
         key, redis_url = SecretStr(name), SecretStr(self.valkey.url(name, role))
         own = {"worker": name, "port": port, "s3_access_key": key, "redis_url": redis_url}
+        own["site"] = "lab" if self.drawn.seconds_per_byte(name) else HOME
         return _settings(role).model_copy(update=own)
 
     def open_store(self, settings: StoreSettings) -> ObjectStore:
@@ -119,7 +121,8 @@ class World:
         if name not in self.handles:
             random, slowest = self.random_of(f"store/{name}"), self.drawn.slowest_request
             handle = self.bucket.handle(name, role)
-            handle.delay = lambda operation, size: random.random() * slowest
+            each = handle.seconds_per_byte = self.drawn.seconds_per_byte(name)
+            handle.delay = lambda operation, size: random.random() * slowest + size * each
             self.handles[name] = handle
         return self.handles[name]
 

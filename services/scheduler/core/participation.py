@@ -4,13 +4,13 @@ A member that exchanges sums makes each version itself, but every round waits fo
 A member that does not fetches each version, and generates once it has that. So the members with the
 fastest lines train, as many as make a batch shortest; and a device that would have a version only
 after the others have generated everything gets no fragments. The decision is made when a batch
-is in a step and when the next one opens, from rates that are measured without trial work: every
-device fetches each version.
+is in a step and when the next one opens, by the rates at which devices fetch versions.
 """
 
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from services.scheduler.core.device_queues import sample_seconds, version_bytes
 from services.scheduler.core.fluid.cutting import trained_samples
@@ -28,16 +28,11 @@ SAME_LINE_FACTOR = 1.2
 MIN_LOSS = 0.01
 """Share of a batch that a line has to cost before its device declines work."""
 MIN_LATE_GAIN = 0.3
-"""Least gain of devices with a late version, over their gain without the delay: fragments for more
-devices are smaller, which costs the others time."""
+"""Least gain of late devices, over that without delay: more devices make fragments smaller."""
 MAX_UNKNOWN_S = 10.0
 """Seconds of a sum and its total that no batch is too short for."""
 MIN_GAIN = 0.03
 """Share of a batch that a device has to gain before it is given work again."""
-
-
-Rates = Sequence[tuple[float, float]]
-"""Seconds until a device generates, and its samples per second; sorted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +41,7 @@ class DeviceLine:
 
     worker: WorkerState
     sample: float
-    """Per sample, generated or on the way up, whichever takes longer; infinite: it generates
-    nothing."""
+    """Per sample, generated or on the way up; infinite: it generates nothing."""
     latency: float
     """Until the first sample is there; pieces wait for it."""
     group: float
@@ -57,14 +51,11 @@ class DeviceLine:
     """For a version."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSeconds:
+class BatchSeconds(NamedTuple):
     """Forecasts a batch with some of the members training."""
 
-    generated: float
-    """When everything is generated."""
-    work: float
-    """When everything is trained."""
+    end: float
+    """When devices that come later no longer help."""
     total: float
 
 
@@ -84,8 +75,7 @@ def decide(plan: Plan, state: State) -> State:
         _decided(plan, each, each.worker.address in training, seconds, fluid.sum_bytes, rates)
         for each in lines
     ]
-    changed = [each for each in changed if each != state.workers[each.address]]
-    return replace(state, workers=state.workers.changed(changed)) if changed else state
+    return _with_changed(state, changed)
 
 
 def admit(plan: Plan, state: State, address: str) -> State:
@@ -103,15 +93,14 @@ def readmit_last(_plan: Plan, state: State, _event: object, _now: float) -> Stat
     able = [each for each in state.workers.values() if each.takes_work]
     trains = any(each.service == "member" and not each.no_pieces for each in able)
     generates = bool(state.workers.roles.places)
-    changed = [
-        replace(
-            each,
-            no_pieces=each.no_pieces if trains else "",
-            no_fragments=each.no_fragments if generates else "",
-        )
+    return _with_changed(state, [
+        replace(each, no_pieces=trains * each.no_pieces, no_fragments=generates * each.no_fragments)
         for each in able
-        if (each.no_pieces and not trains) or (each.no_fragments and not generates)
-    ]
+    ])  # fmt: skip
+
+
+def _with_changed(state: State, workers: Sequence[WorkerState]) -> State:
+    changed = [each for each in workers if each != state.workers[each.address]]
     return replace(state, workers=state.workers.changed(changed)) if changed else state
 
 
@@ -130,18 +119,17 @@ def _line(
     plan: Plan, state: State, fluid: FluidState, worker: WorkerState, best: Mapping[str, str]
 ) -> DeviceLine:
     """``best``: the device with the fastest line of each site, and of all, which counts for one
-    that was not measured: it has taken part in rounds, or another has fetched the version for it,
-    or it has fetched that too quickly to measure."""
-    costs, address = state.costs, worker.address
+    that was not measured: others read versions for it, or it reads them too quickly to measure."""
+    costs, address, is_member = state.costs, worker.address, worker.service == "member"
     lent = 0 if state.tag.controller.mode == "off" else worker.lent_concurrency
     queues = worker.concurrency or lent
-    is_member = worker.service == "member"
     up = costs.sample_up_seconds(address)
     sample = sample_seconds(state, worker)
     version = costs.version_seconds(address, version_bytes(fluid, worker))
     read = trained_samples(plan) * costs.sample_bytes.seconds * costs.down_seconds(address)
-    known = costs.is_measured(address)
-    measured = address if known else best.get(site_and_host(fluid, address)[0], best[""])
+    measured = address
+    if not costs.is_measured(address):
+        measured = best.get(site_and_host(fluid, address)[0], best[""])
     sent = fluid.sum_bytes * min_share(plan.schedule.up) * costs.up_seconds(measured)
     return DeviceLine(
         worker=worker,
@@ -161,22 +149,21 @@ def _training(
     sets = _candidates(members)
     if not any(each.group for each in members):
         quick = {each.worker.address for each in members if sum(each.line) <= MAX_UNKNOWN_S}
-        return sets[:2][-1] | quick, BatchSeconds(math.inf, math.inf, math.inf)
+        return sets[:2][-1] | quick, BatchSeconds(math.inf, math.inf)
     forecasts = {each: batch_seconds(plan, fluid, lines, each) for each in sets}
     best = min(forecasts, key=lambda each: forecasts[each].total)
     before = frozenset(each.worker.address for each in members if not each.worker.no_pieces)
     if not before:
         return best, forecasts[best]
     known = forecasts.get(before) or batch_seconds(plan, fluid, lines, before)
-    margin = (MIN_GAIN if best - before else MIN_LOSS) * known.work
+    margin = (MIN_GAIN if best - before else MIN_LOSS) * known.total
     if forecasts[best].total < known.total - margin:
         return best, forecasts[best]
     return before, known
 
 
 def _candidates(members: Sequence[DeviceLine]) -> list[frozenset[str]]:
-    """Return the sets of members that could train: all, and those before each line that is slow
-    compared with the usual line before it."""
+    """Return the sets of members that could train: all, and those before each slow line."""
     ordered = sorted(members, key=lambda each: (sum(each.line), each.worker.address))
     addresses = [each.worker.address for each in ordered]
     found, limit = [frozenset(addresses)], 0.0
@@ -203,13 +190,13 @@ def batch_seconds(
     if has_loans(plan) and not any(math.isfinite(each.sample) for each in members):
         work = max(generated + trained / plan.num_groups, trained)
     if not plan.early_groups:
-        return BatchSeconds(generated, work, work + exchanged)
+        return BatchSeconds(work if has_loans(plan) else generated, work + exchanged)
     begun = min((each.latency for each in members if math.isfinite(each.sample)), default=0.0)
-    return BatchSeconds(generated, work, max(work, begun + trained + exchanged))
+    return BatchSeconds(work, max(work, begun + trained + exchanged))
 
 
-def _rates(lines: Sequence[DeviceLine], training: Collection[str]) -> Rates:
-    """Return when each device has the version, and its samples per second from then on."""
+def _rates(lines: Sequence[DeviceLine], training: Collection[str]) -> Sequence[tuple[float, float]]:
+    """Return when each device has the version, and its samples per second from then on: sorted."""
     return sorted(
         (0.0 if each.worker.address in training else each.version, 1 / each.sample)
         for each in lines
@@ -217,7 +204,7 @@ def _rates(lines: Sequence[DeviceLine], training: Collection[str]) -> Rates:
     )
 
 
-def _late_gain(plan: Plan, rates: Rates, wait: float) -> float:
+def _late_gain(plan: Plan, rates: Sequence[tuple[float, float]], wait: float) -> float:
     """Return the seconds that devices with this wait save, over those without the wait."""
     earlier = [each for each in rates if each[0] < wait]
     late = [each for each in rates if each[0] == wait]
@@ -227,7 +214,7 @@ def _late_gain(plan: Plan, rates: Rates, wait: float) -> float:
     return gain / possible if alone and possible > 0 else 1.0
 
 
-def _generated(plan: Plan, rates: Rates) -> float:
+def _generated(plan: Plan, rates: Sequence[tuple[float, float]]) -> float:
     """Return when all samples are generated."""
     left, rate, now = float(plan.num_groups * plan.group_size), 0.0, 0.0
     for wait, faster in rates:
@@ -238,7 +225,12 @@ def _generated(plan: Plan, rates: Rates) -> float:
 
 
 def _decided(
-    plan: Plan, line: DeviceLine, trains: bool, seconds: BatchSeconds, size: int, rates: Rates
+    plan: Plan,
+    line: DeviceLine,
+    trains: bool,
+    seconds: BatchSeconds,
+    size: int,
+    rates: Sequence[tuple[float, float]],
 ) -> WorkerState:
     """Return a device with the reasons for which it gets no pieces, or no fragments."""
     worker = line.worker
@@ -248,18 +240,15 @@ def _decided(
         no_pieces = ""
     elif not (has_loans(plan) and worker.concurrency):  # it is lent, and comes back first
         way_up = line.line.up, size * min_share(plan.schedule.up)
-        no_pieces = f"its sums would take {_at_rate(*max(way_up, (line.line.down, size)))}"
+        took, sent = max(way_up, (line.line.down, size))
+        mbits = 8e-6 * sent / took
+        at = f"{mbits:,.{0 if mbits >= 10 else 1}f} Mbit/s"
+        no_pieces = f"its sums would take {took:,.0f} s at {at}"
     wait = 0.0 if is_member and not no_pieces else line.version
-    end = seconds.work if plan.early_groups or has_loans(plan) else seconds.generated
-    margin = MIN_GAIN if worker.no_fragments else 0.0
+    end, margin = seconds.end, MIN_GAIN if worker.no_fragments else 0.0
     if worker.concurrency and wait > MIN_LOSS * end:
         share = max(MIN_LOSS, 1 - wait / end)
         is_late = wait + line.latency >= end * (1 - margin)
         if is_late or _late_gain(plan, rates, wait) < MIN_LATE_GAIN + margin:
             no_fragments = f"a version takes {wait:,.0f} s to arrive"
     return replace(worker, no_pieces=no_pieces, no_fragments=no_fragments, share=share)
-
-
-def _at_rate(seconds: float, size: float) -> str:
-    mbits = 8e-6 * size / seconds
-    return f"{seconds:,.0f} s at {mbits:,.{0 if mbits >= 10 else 1}f} Mbit/s"

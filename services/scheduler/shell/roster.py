@@ -99,11 +99,9 @@ class Roster:
 
     def _record_line(self, before: LastStatus | None, status: WorkerStatus) -> None:
         """Record what a worker's line has taken since its status before."""
-        sent, received = (
-            (None, None) if before is None else (before.status.sent, before.status.received)
-        )
-        up = _seconds_per_byte(sent, status.sent)
-        down = _seconds_per_byte(received, status.received)
+        old = None if before is None else before.status
+        up = _seconds_per_byte(old.sent if old else None, status.sent)
+        down = _seconds_per_byte(old.received if old else None, status.received)
         if up is not None or down is not None:
             self._put(LinkMeasured(status.address, up, down))
 

@@ -47,7 +47,9 @@ class Cluster:
 
     def add_site(self, site: Site) -> None:
         """Start the devices of a site."""
-        far = self.sites[site.name] = SimSite(site, self.world, self.scheduler.handle)
+        far = self.sites[site.name] = SimSite(
+            site, self.world, self.scheduler.handle, lambda: self.scheduler.state.levels.down
+        )
         others = self.members.values() if site.trains else self.rollout.values()
         first = sum(each.kind == site.kind for each in others)
         for number in range(first, first + site.count):

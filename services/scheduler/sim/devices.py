@@ -42,7 +42,8 @@ class SimRollout(SimDevice):
 
     def _fetch(self, policy: Policy) -> None:
         if self.site is not None:
-            self.site.fetch(policy.version, self.timing.weights_bytes, self.address, self._next)
+            size = self.timing.weights_bytes
+            self.site.fetch_weights(policy.version, size, self.address, self._next)
 
     def _received(self, message: Message) -> None:
         assert isinstance(message, GenerateFragment)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+from services.scheduler.core.fluid.levels import BYTES_SHARE
 from services.scheduler.sim.sites import SimSite
 from services.scheduler.sim.world import World
 from shared.messages.fluid import ExchangeSums
@@ -49,7 +50,7 @@ class Fabric:
         for site in sites:
             site.num_sums += 1
             callbacks = {each.address: receive_sum for each in members if each.site is site}
-            site.cross(site.up, self.sum_bytes, callbacks)
+            site.cross(site.up, self.sum_bytes * BYTES_SHARE[command.up], callbacks)
         if not sites:
             receive_sum()
 

@@ -283,7 +283,7 @@ class GeneratingMember(SimDevice):
         assert newest is not None
         self.holds = Holds(
             version=newest.version, checksum=self.state, update=self.update,
-            sum_bytes=self.timing.sum_bytes,
+            sum_bytes=self.timing.sum_bytes, site=self.site.site.name if self.site else "",
         )  # fmt: skip
         self.report()
 

@@ -8,11 +8,13 @@ from functools import partial
 from typing import NamedTuple
 
 from services.scheduler.core.fluid.events import LinkMeasured, VersionLoaded
+from services.scheduler.core.fluid.levels import BYTES_SHARE
 from services.scheduler.sim.broker import Broker
 from services.scheduler.sim.history import History
 from services.scheduler.sim.timing import Timing
 from services.scheduler.sim.world import Action, World
 from shared.messages.contracts import FragmentGenerated, GenerateFragment, ObjectRef, Trajectories
+from shared.messages.records import Level
 
 REF = ObjectRef(key="sim/object", sha256="0" * 64, size=1)
 MAX_PENDING_RESULTS = 4
@@ -116,6 +118,8 @@ class SimSite:
     site: Site
     world: World
     handle: Callable[[LinkMeasured | VersionLoaded], None]
+    level: Callable[[], Level] = lambda: "exact"
+    """Returns how the newest version is rounded."""
     version: int = -1
     """Newest version that is at the site."""
     up: Line = field(init=False)
@@ -150,6 +154,11 @@ class SimSite:
                 action()
 
         return line.send(size, arrived)
+
+    def fetch_weights(self, version: int, size: float, address: str, then: Action) -> None:
+        """Fetch the weights of a version: of the next one only its change, if that is rounded."""
+        share = BYTES_SHARE[self.level()] if version == self.version + 1 else 1.0
+        self.fetch(version, share * size, address, then)
 
     def fetch(self, version: int, size: float, address: str, then: Action) -> None:
         """Fetch a version once for all devices that want it; the fetch of an older one ends."""

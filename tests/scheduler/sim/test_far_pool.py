@@ -13,6 +13,7 @@ from services.scheduler.costs.profile import load_profile
 from services.scheduler.sim.measured import SimulationResult
 from services.scheduler.sim.profiled import simulate
 from services.scheduler.sim.sites import Site
+from shared.messages.records import ChosenLevel
 from shared.recipe.schedule import RunSchedule
 
 PROFILES = Path(__file__).parent / "cost_profiles"
@@ -30,24 +31,39 @@ def sample_bytes(model: str) -> int:
 
 
 @cache
-def step(model: str, mbits: float | None, *, present: bool = False) -> SimulationResult:
+def step(
+    model: str, mbits: float | None, *, present: bool = False, down: ChosenLevel = "exact"
+) -> SimulationResult:
     """Simulate after the first two batches; ``mbits``: None without the site."""
     rate = 1e6 / 8 * (mbits or 0)
     site = Site(name="lab", kind="A100", count=16, up=rate, down=rate, delay=0.02)
     return simulate(
         load_profile(model if present else PROFILES / f"{model}.json"),
-        rollout={"A100": 4}, trainer={"H100": 8}, schedule=RunSchedule(tag="off"),
+        rollout={"A100": 4}, trainer={"H100": 8}, schedule=RunSchedule(tag="off", down=down),
         sites=[site] if mbits else [], sample_bytes=sample_bytes(model), warm_up=2, batches=2,
         seed=None,
     )  # fmt: skip
 
 
-GOALS = [(FLUX, 100, 192), (FLUX, 30, 345), (FLUX, 10, 474), (QWEN, 30, 424)]
+GOALS: list[tuple[str, float, ChosenLevel, float]] = [
+    (FLUX, 100, "exact", 192), (FLUX, 30, "exact", 345), (FLUX, 10, "exact", 474),
+    (QWEN, 30, "exact", 424),
+]  # fmt: skip
+ROUNDED: list[tuple[str, float, ChosenLevel, float]] = [
+    (FLUX, 100, "int8", 172), (FLUX, 30, "int8", 292), (FLUX, 10, "int8", 460),
+    (QWEN, 30, "int8", 222),
+]  # fmt: skip
+"""The goals at 30 Mbit/s were 260 and 200: samples of the site fill the line until the end."""
 
 
-@pytest.mark.parametrize(("model", "mbits", "seconds"), GOALS)
-def test_a_far_site_brings_what_its_line_lets_it(model: str, mbits: float, seconds: float) -> None:
-    found = step(model, mbits)
+@pytest.mark.parametrize(
+    ("model", "mbits", "down", "seconds"),
+    [*GOALS, *(pytest.param(*each, marks=pytest.mark.slow) for each in ROUNDED)],
+)
+def test_a_far_site_brings_what_its_line_lets_it(
+    model: str, mbits: float, down: ChosenLevel, seconds: float
+) -> None:
+    found = step(model, mbits, down=down)
     assert found.step_seconds <= seconds
     assert found.step_seconds <= MAX_SLOWDOWN * step(model, None).step_seconds
 

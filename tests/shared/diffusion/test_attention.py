@@ -159,7 +159,7 @@ def test_a_named_back_end_samples_and_trains_with_the_network(named: Named) -> N
 def test_the_names_are_those_of_diffusers() -> None:
     names = (
         *attention.ANY_TYPE_BACKENDS, *attention.HALF_TYPE_BACKENDS, *attention.WITHOUT_BACKWARD,
-        *attention.OTHER_DEVICE_BACKENDS,
+        "_native_npu", "_native_xla",
     )  # fmt: skip
     assert sorted(names) == sorted(each.value for each in AttentionBackendName)
     for name in attention.ANY_TYPE_BACKENDS + attention.HALF_TYPE_BACKENDS:

@@ -23,8 +23,7 @@ class Line(NamedTuple):
 
 
 def bytes_to_exchange(plan: Plan, fluid: FluidState, shares: Sequence[Share]) -> int:
-    """Return the bytes that a member exchanges: its sum, or in deterministic mode one sum of each
-    group."""
+    """Return the bytes that a member exchanges: its sum, or one of each group (deterministic)."""
     size = fluid.sum_bytes
     if not plan.schedule.deterministic:
         return size
@@ -32,20 +31,14 @@ def bytes_to_exchange(plan: Plan, fluid: FluidState, shares: Sequence[Share]) ->
 
 
 def choose_committer(state: State, fluid: FluidState, shares: Sequence[Share]) -> str:
-    """Return the member from which the version leaves soonest, in whole seconds; of equal ones, a
-    measured one before others, and the one with most pieces. Committers that were too slow in the
-    rounds before come last."""
+    """Return the member from which the version leaves soonest, in whole seconds; then a measured
+    one, then the one with most pieces. Committers that were too slow before come last."""
 
     def rank(share: Share) -> tuple[bool, float, bool, int, str]:
-        is_new = share.worker not in fluid.tried
         leaves = seconds_to_leave(state, fluid, share.worker) // 1
-        return (
-            is_new,
-            -leaves,
-            state.costs.is_measured(share.worker),
-            len(share.pieces),
-            share.worker,
-        )
+        is_measured = state.costs.is_measured(share.worker)
+        is_new = share.worker not in fluid.tried
+        return is_new, -leaves, is_measured, len(share.pieces), share.worker
 
     return max(shares, key=rank).worker
 

@@ -286,14 +286,11 @@ class Costs(LineCosts):
         """Forget workers that have left, once they are more than those that there are."""
         if len(self.fragments) + len(self.gradient) <= 4 * len(addresses) + MAX_DEPARTED_WORKERS:
             return self
-        return replace(
-            self,
-            fragments={a: each for a, each in self.fragments.items() if a in addresses},
-            rollout={a: each for a, each in self.rollout.items() if a in addresses},
-            gradient={a: each for a, each in self.gradient.items() if a in addresses},
-            passes=self.passes.only_of(addresses),
-            **self.lines_of(addresses),
-        )
+        kept: dict[str, Any] = {
+            name: {a: each for a, each in getattr(self, name).items() if a in addresses}
+            for name in ("fragments", "rollout", "gradient", "up", "down", "version")
+        }
+        return replace(self, passes=self.passes.only_of(addresses), **kept)
 
     def observe(self, cost: SharedCost, value: float) -> "Costs":
         observed: dict[str, Any] = {cost: getattr(self, cost).observe(value)}

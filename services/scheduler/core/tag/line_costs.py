@@ -1,6 +1,6 @@
 """Learns what the lines of workers cost: seconds per byte, and until a version is there."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -28,8 +28,7 @@ class LineCosts:
         return 1 / UNMEASURED_RATE if found is None else found.seconds
 
     def down_seconds(self, worker: str) -> float:
-        """Return the seconds per byte on the way down; where that was not measured, on the way
-        up."""
+        """Return the seconds per byte on the way down; if it was not measured, on the way up."""
         found = self.down.get(worker)
         return self.up_seconds(worker) if found is None else found.seconds
 
@@ -40,9 +39,8 @@ class LineCosts:
     def version_seconds(self, worker: str, num_bytes: int) -> float | None:
         """Return the seconds from a version's publication until a device has its bytes; None while
         nothing is known of its line."""
-        found = self.version.get(worker)
-        if found is not None:
-            return found.seconds
+        if worker in self.version:
+            return self.version[worker].seconds
         return num_bytes * self.down_seconds(worker) if self.is_measured(worker) else None
 
     def sample_up_seconds(self, worker: str) -> float:
@@ -75,10 +73,3 @@ class LineCosts:
     def observe_version(self, worker: str, seconds: float) -> Self:
         estimate = self.version.get(worker, Estimate())
         return replace(self, version={**self.version, worker: estimate.observe(seconds)})
-
-    def lines_of(self, addresses: Collection[str]) -> dict[str, Any]:
-        """Return the fields, with these workers only."""
-        return {
-            name: {a: each for a, each in getattr(self, name).items() if a in addresses}
-            for name in ("up", "down", "version")
-        }
