@@ -65,7 +65,7 @@ class Loop:
         self, batch: int, groups: Sequence[GroupData], scored: Sequence[SampleScores]
     ) -> dict[str, float]:
         """Take the optimizer steps of a batch, each with its part of the groups."""
-        if self.recipe.over_batch:
+        if self.recipe.algorithm.advantage_std == "batch":
             final = self.recipe.advantages.for_batch(scored)
             groups = [replace(one, advantages=of) for one, of in zip(groups, final, strict=True)]
         self.trainer.begin()

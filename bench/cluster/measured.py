@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from bench.cluster.session import EmulatedRun
 from bench.runner.figures import Window, samples_between
+from bench.simulation.figures import balanced
 from services.scheduler.costs.profile import Role
 from services.scheduler.costs.seconds import fragment_seconds
-from services.scheduler.sim.measured import balanced
 
 ROLES: tuple[Role, ...] = ("rollout", "trainer")
 

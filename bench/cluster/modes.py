@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 
 from bench.cluster.shipped import shipped
+from bench.simulation.figures import DetailedResult, simulate
 from digenrl.planning.planner import plan_split, with_help
 from digenrl.planning.runnable import HOST_GPUS
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.split import Devices, Split
 from services.scheduler.sim.forecast import forecast, fragment_sizes
-from services.scheduler.sim.measured import SimulationResult
-from services.scheduler.sim.profiled import simulate
 from shared.recipe.schedule import RunSchedule
 
 MODES = {
@@ -99,7 +98,7 @@ def predicted(
     seed: int = 0,
     warm_up: int | None = None,
     batches: int = SIMULATED_BATCHES,
-) -> SimulationResult:
+) -> DetailedResult:
     """Simulates a mode at full scale, with the costs that the emulation has.
 
     With ``seed``, ``warm_up`` and ``batches`` of a run, its service times are those of that run.

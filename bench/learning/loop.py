@@ -119,7 +119,7 @@ class Learning:
         size = len(groups) // updates
         metrics: dict[str, float] = {}
         data = [group.data for group in groups]
-        if self.recipe.over_batch:
+        if self.recipe.algorithm.advantage_std == "batch":
             found = self.recipe.advantages.for_batch([(g.rewards, g.parts) for g in groups])
             data = [
                 replace(each, advantages=advantages)

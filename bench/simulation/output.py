@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from bench.simulation.colocated import Baseline
+from bench.simulation.figures import DetailedResult
 from bench.simulation.techniques import Technique
 from digenrl.planning.output import (
     finite,
@@ -21,7 +22,6 @@ from digenrl.planning.output import (
 )
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.split import Split
-from services.scheduler.sim.measured import SimulationResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def _show_techniques(
     console.print(table)
 
 
-def _show_one(found: SimulationResult, console: Console) -> None:
+def _show_one(found: DetailedResult, console: Console) -> None:
     console.print(
         f"{seconds_words(found.step_seconds)} s/step, utilisation {found.utilisation:.1%}"
     )

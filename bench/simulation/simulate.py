@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from bench.devices import parse_devices
 from bench.simulation.colocated import BASELINES, colocated_seconds
+from bench.simulation.figures import simulate
 from bench.simulation.output import Comparison
 from bench.simulation.techniques import Technique, compare
 from digenrl.planning.hosts import add_kinds
@@ -15,7 +16,6 @@ from digenrl.planning.recipes import with_staleness
 from digenrl.trace.memory import usual, with_memory
 from services.scheduler.costs.profile import Profile, VariantName, load_profile
 from services.scheduler.costs.split import Split
-from services.scheduler.sim.profiled import simulate
 from shared.errors import UserError
 from shared.recipe.recipe_errors import describe
 from shared.recipe.schedule import RunSchedule

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
+from bench.simulation.figures import DetailedResult, simulate
 from digenrl.planning.planner import with_help
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.split import Split
 from services.scheduler.sim.forecast import forecast, fragment_sizes
-from services.scheduler.sim.measured import SimulationResult
-from services.scheduler.sim.profiled import simulate
 from shared.recipe.schedule import RunSchedule
 
 SEQUENTIAL = RunSchedule(mode="sequential", tag=0, tsp_steps=1)
@@ -28,7 +27,7 @@ TECHNIQUES = {
 class Technique:
     name: str
     schedule: RunSchedule
-    simulated: SimulationResult
+    simulated: DetailedResult
 
 
 def compare(

@@ -57,9 +57,7 @@ class PlannedSplit:
     @property
     def helped_groups(self) -> float:
         """Mean number of groups of a batch that the trainer generates."""
-        measured = self.simulated.tag
-        mean = sum(batch.groups_generated for batch in measured) / max(1, len(measured))
-        return mean * self.factor
+        return self.simulated.helped_groups * self.factor
 
 
 @dataclass(frozen=True)
@@ -279,7 +277,8 @@ def _without_needless_help(
     profile: Profile, best: SearchResult, schedule: RunSchedule
 ) -> SearchResult:
     """The same split without help, if the trainer found little to do and that is as good."""
-    if schedule.fixed_tag is not None or not best.schedule.trainer_generates or best.helped >= 1:
+    may_help = schedule.fixed_tag is None and best.schedule.trainer_generates
+    if not may_help or best.simulated.helped_groups >= 1:
         return best
     chosen = best.schedule.changed(tag=0)
     off = replace(best, schedule=chosen, simulated=run(profile, best.candidate, chosen))

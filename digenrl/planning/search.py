@@ -63,12 +63,6 @@ class SearchResult:
         """Seconds of a step: as simulated, or what the scheduler takes if that is more."""
         return max(self.simulated.step_seconds, self.candidate.scheduler_seconds)
 
-    @property
-    def helped(self) -> float:
-        """Mean number of groups of a batch that the trainer generates."""
-        measured = self.simulated.tag
-        return sum(batch.groups_generated for batch in measured) / max(1, len(measured))
-
 
 Variation = Callable[[Candidate, Split, int, int | None], Candidate | None]
 """(candidate, split, fragment size, groups of TAG or None for those forecast best) -> the same with

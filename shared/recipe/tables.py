@@ -339,12 +339,6 @@ class Tables(Table):
         })  # fmt: skip
 
     @property
-    def over_batch(self) -> bool:
-        """Whether advantages are over the standard deviation of the batch: no group is trained
-        before its last reward is known."""
-        return self.algorithm.advantage_std == "batch"
-
-    @property
     def trains_zeros(self) -> bool:
         """Whether samples without advantage have a gradient: the KL's, or the pull to an old
         policy."""

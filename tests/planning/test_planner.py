@@ -172,8 +172,8 @@ def test_what_is_fixed_stays() -> None:
     assert {c.schedule.tag for c in _fixed(STRICT.changed(tag=0)).choices} == {0}
     assert {c.schedule.tag for c in _fixed(ONE_STEP.changed(tag=3)).choices} == {3}
     sequential = _fixed(RunSchedule(mode="sequential")).best
-    assert sequential.schedule.mode == "sequential" and sequential.simulated.staleness == {0: 1.0}
-    assert _fixed(STRICT).best.simulated.staleness == {0: 1.0}
+    assert sequential.schedule.mode == "sequential" and sequential.schedule.max_staleness == 0
+    assert _fixed(STRICT).best.schedule.max_staleness == 0
 
 
 def test_colocated_all_devices_that_can_are_the_trainers() -> None:

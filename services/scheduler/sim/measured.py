@@ -1,11 +1,9 @@
-"""Results of a simulated run: seconds per batch, and use of devices."""
+"""Results of a simulated run: seconds per batch, groups that the trainer generated, sites."""
 
-from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.scheduler.core.device_queues import sample_seconds
-from services.scheduler.costs.profile import Role
 from services.scheduler.sim.cluster import Cluster
 from services.scheduler.sim.history_events import SimUse
 from services.scheduler.sim.sites import SiteUse
@@ -14,34 +12,14 @@ from shared.messages.contracts import FragmentGenerated, TrainGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TagBatch:
-    """TAG's decision for a batch, and its effect."""
-
-    batch: int
-    groups: int
-    """Most groups that the trainer may generate."""
-    reason: str
-    groups_generated: float
-    """Groups that the trainer generated in the end."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
     step_seconds: float
     """Per batch, mean over the measured ones. The noise of the devices' work is removed: few pieces
     of work do not average out, and a step below the bound would be luck. Waits for one another
     caused by the noise remain."""
-    balanced_seconds: float
-    """Per batch, of all measured batches, with what generation has gained or lost on training."""
     floor_seconds: float
-    busy: Mapping[Role, Mapping[SimUse, float]]
-    """Pool -> use -> share of its device-seconds."""
-    tag: tuple[TagBatch, ...]
-    """TAG's decisions for the measured batches."""
-    staleness: Mapping[int, float]
-    """Steps -> share of the trained groups."""
-    discarded: float
-    """Samples that were generated and not trained, over those that were trained."""
+    helped_groups: float
+    """Groups that the trainer generated, mean over the batches for which TAG decided."""
     sites: Mapping[str, SiteUse]
     """Name of a far site -> its work per batch."""
     declines: Mapping[str, str]
@@ -84,7 +62,7 @@ class ClusterWatch:
 
     def _mark(self) -> CommitMark:
         cluster = self.cluster
-        generated = sum(message.fragment.num_samples for message in _generated(cluster))
+        generated = sum(message.fragment.num_samples for message in generated_fragments(cluster))
         return CommitMark(
             time=cluster.world.now,
             generated=generated + _under_way(cluster),
@@ -122,9 +100,6 @@ class Window:
         generated = self.end.generated - self.begin.generated
         return 1 - generated / batch_samples / (self.last - self.first)
 
-    def busy(self) -> dict[tuple[str, SimUse], float]:
-        return {key: s - self.begin.busy.get(key, 0.0) for key, s in self.end.busy.items()}
-
 
 def measure(
     watch: ClusterWatch, warm_up: int, generation_seconds: float, floor_seconds: float
@@ -133,50 +108,18 @@ def measure(
     generate generate a batch."""
     cluster = watch.cluster
     batch_samples = cluster.plan.num_groups * cluster.plan.group_size
-    window = _steady(watch.marks, warm_up, batch_samples)
-    commits = cluster.commits[window.first + 1 : window.last + 1]
-    busy: dict[Role, dict[SimUse, float]] = {
-        "rollout": _busy_rollout(window, len(cluster.rollout)),
-        "trainer": _busy_trainer(window, len(cluster.members)),
-    }
+    window = steady_window(watch.marks, warm_up, batch_samples)
     whole = Window(warm_up, len(watch.marks) - 1, watch.marks[warm_up], watch.marks[-1])
-    stock = whole.from_stock(batch_samples) if cluster.plan.schedule.staleness_limit else 0.0
     return SimulationResult(
         step_seconds=_step_seconds(window, batch_samples, generation_seconds) - window.luck,
-        balanced_seconds=balanced(
-            whole.seconds / (whole.last - whole.first),
-            stock,
-            generation_seconds,
-            busy=sum(_busy_rollout(whole, len(cluster.rollout)).values())
-            if cluster.rollout
-            else 1.0,
-        ),
         floor_seconds=floor_seconds,
-        busy=busy,
-        tag=_tag_batches(cluster, window),
-        staleness=_staleness([group for commit in commits for group in commit.trained]),
-        discarded=_discarded(cluster, batch_samples),
+        helped_groups=_helped_groups(cluster, window),
         sites={name: whole.site_use(name) for name in cluster.sites},
         declines={name: _declines(cluster, name) for name in cluster.sites},
     )
 
 
-def balanced(seconds: float, from_stock: float, generation_seconds: float, *, busy: float) -> float:
-    """Per batch, of some batches in which generation was ahead by more or less in the end.
-
-    A batch that was taken from stock has to be generated some time, by all devices at best. One
-    that was added to it will not have to be: it is worth what devices would not have idled anyway.
-
-    Args:
-        from_stock: batches taken from stock, per batch; negative if they were added.
-        generation_seconds: of a batch, by all devices that may generate.
-        busy: share of their time that rollout devices worked.
-    """
-    worth = generation_seconds if from_stock > 0 else generation_seconds * min(1.0, busy)
-    return seconds + from_stock * worth
-
-
-def _steady(marks: Sequence[CommitMark], warm_up: int, batch_samples: int) -> Window:
+def steady_window(marks: Sequence[CommitMark], warm_up: int, batch_samples: int) -> Window:
     """The longest window in which as much was generated as was trained, or nearly.
 
     With one-step asynchrony generation is ahead by something that changes from batch to batch,
@@ -206,7 +149,7 @@ def _mean(values: Collection[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _generated(cluster: Cluster) -> list[FragmentGenerated]:
+def generated_fragments(cluster: Cluster) -> list[FragmentGenerated]:
     stored = cluster.broker.stored.get(subjects.TRAJ.name, [])
     return [message for message in stored if isinstance(message, FragmentGenerated)]
 
@@ -222,67 +165,27 @@ def _under_way(cluster: Cluster) -> float:
     return samples
 
 
-def _is_trainer(name: str) -> bool:
-    return name.startswith("trainer")
+def _helped_groups(cluster: Cluster, window: Window) -> float:
+    decided = {each.batch for each in cluster.scheduler.state.tag.history}
+    helped = [
+        num_helped(commit.trained) / cluster.plan.group_size
+        for commit in cluster.commits[window.first + 1 : window.last + 1]
+        if commit.policy.version - 1 in decided
+    ]
+    return _mean(helped)
 
 
-def _busy_rollout(window: Window, num_devices: int) -> dict[SimUse, float]:
-    """A fragment counts wholly from its beginning, so a window may hold a little too much."""
-    shares: defaultdict[SimUse, float] = defaultdict(float)
-    for (name, use), seconds in window.busy().items():
-        if not _is_trainer(name):
-            shares[use] += seconds / window.seconds / num_devices
-    shares["generate"] = min(shares["generate"], 1 - shares["load"])
-    return dict(shares)
-
-
-def _busy_trainer(window: Window, num_devices: int) -> dict[SimUse, float]:
-    shares: defaultdict[SimUse, float] = defaultdict(float)
-    for (name, use), seconds in window.busy().items():
-        if _is_trainer(name):
-            shares[use] += seconds / window.seconds / num_devices
-    return dict(shares)
-
-
-def _tag_batches(cluster: Cluster, window: Window) -> tuple[TagBatch, ...]:
-    decisions = {each.batch: each.decision for each in cluster.scheduler.state.tag.history}
-    batches = []
-    for commit in cluster.commits[window.first + 1 : window.last + 1]:
-        decision = decisions.get(commit.policy.version - 1)
-        if decision is not None:
-            helped = _num_helped(commit.trained) / cluster.plan.group_size
-            batches.append(
-                TagBatch(
-                    batch=commit.policy.version - 1,
-                    groups=decision.groups,
-                    reason=decision.reason,
-                    groups_generated=helped,
-                )
-            )
-    return tuple(batches)
-
-
-def _num_helped(groups: Sequence[TrainGroup]) -> int:
-    """Samples that the trainer generated."""
+def num_helped(groups: Sequence[TrainGroup]) -> int:
+    """Return the number of samples that the trainer generated."""
     fragments = [fragment for group in groups for fragment in group.fragments]
-    return sum(f.fragment.num_samples for f in fragments if _is_trainer(f.generated_by))
+    return sum(f.fragment.num_samples for f in fragments if is_trainer(f.generated_by))
+
+
+def is_trainer(name: str) -> bool:
+    return name.startswith("trainer")
 
 
 def _declines(cluster: Cluster, name: str) -> str:
     state, site = cluster.scheduler.state, cluster.sites[name]
     workers = (state.workers[each.address] for each in cluster.devices if each.site is site)
     return next((each.declines for each in workers if each.declines), "")
-
-
-def _staleness(groups: Sequence[TrainGroup]) -> dict[int, float]:
-    counts = Counter(group.batch - group.policy.version for group in groups)
-    return {value: counts[value] / len(groups) for value in sorted(counts)}
-
-
-def _discarded(cluster: Cluster, batch_samples: int) -> float:
-    """Return samples that were generated and not trained, over the samples of all committed
-    batches."""
-    committed = len(cluster.commits) - 1
-    fragments = [message.fragment for message in _generated(cluster)]
-    generated = sum(f.num_samples for f in fragments if f.batch < committed)
-    return generated / (committed * batch_samples) - 1

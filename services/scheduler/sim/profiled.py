@@ -6,7 +6,7 @@ pieces of groups that are ready, and generates as its mode lets it.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from services.scheduler.core.state import first_state
@@ -47,34 +47,34 @@ def simulate(
     warm_up: int | None = None,
     seed: int | None = 0,
     knows_costs: bool = True,
+    observe: Callable[[ClusterWatch, int, float], None] = lambda *_: None,
 ) -> SimulationResult:
     """Run the warm-up and then this number of batches on these devices.
 
     ``sites``: more devices, each site behind a line. ``sample_bytes``: size of a stored sample.
     ``warm_up``: batches; None is what the schedule takes to settle. ``seed``: of the profile's
     noise; None leaves it out, and every batch is like the next. ``knows_costs``: whether the
-    scheduler begins with the costs that it would learn.
+    scheduler begins with the costs that it would learn. ``observe``: receives what `measure` does.
 
     Raises:
         UserError: a pool without devices, or one that cannot hold the model.
     """
-    _check_pool(profile, "member" if schedule.members_generate else "trainer", trainer)
-    if rollout or not schedule.members_generate:
-        _check_pool(profile, "rollout", rollout)
+    _check_pools(profile, rollout, trainer, schedule)
     skipped = num_warm_up_batches(schedule) if warm_up is None else warm_up
     cluster = _cluster(
         profile, rollout, trainer, schedule, skipped + batches, seed, sites, sample_bytes
     )
     if knows_costs:
-        devices = trainer if schedule.members_generate else rollout
-        prime(cluster, learned_overhead(profile, devices), profile.rollout.handoff_seconds)
+        kinds = trainer if schedule.members_generate else rollout
+        prime(cluster, learned_overhead(profile, kinds), profile.rollout.handoff_seconds)
     watch = ClusterWatch(cluster, skipped + batches)
     if not cluster.world.run(NO_EXPIRY_S, watch.is_done):
         raise RuntimeError(f"the simulated run stood still: {cluster.scheduler.state.failure}")
-    far = (Counter({site.kind: site.count}) for site in sites)
-    together = sum(far, Counter(rollout) + Counter(trainer))
     generation = _generation_seconds(profile, cluster)
-    return measure(watch, skipped, generation, floor_seconds(profile, together))
+    observe(watch, skipped, generation)
+    far = (Counter({site.kind: site.count}) for site in sites)
+    devices = sum(far, Counter(rollout) + Counter(trainer))
+    return measure(watch, skipped, generation, floor_seconds(profile, devices))
 
 
 def num_warm_up_batches(schedule: RunSchedule) -> int:
@@ -122,6 +122,14 @@ def make_timing(
 def members_by_kind(profile: Profile, devices: Devices) -> Devices:
     """Return the members by kind that these devices form."""
     return {kind: count // profile.variant.ranks for kind, count in devices.items()}
+
+
+def _check_pools(
+    profile: Profile, rollout: Devices, trainer: Devices, schedule: RunSchedule
+) -> None:
+    _check_pool(profile, "member" if schedule.members_generate else "trainer", trainer)
+    if rollout or not schedule.members_generate:
+        _check_pool(profile, "rollout", rollout)
 
 
 def _check_pool(profile: Profile, role: Role, devices: Devices) -> None:

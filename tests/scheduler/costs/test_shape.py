@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.simulation.colocated import colocated_seconds
+from bench.simulation.figures import simulate
 from services.scheduler.core.tag.estimates import Costs
 from services.scheduler.core.unissued import full_size, next_size
 from services.scheduler.costs.floor import floor_seconds
@@ -21,7 +22,7 @@ from services.scheduler.costs.shape import Shape, rollout_equivalents, training_
 from services.scheduler.costs.sizes import GIB_TO_GB
 from services.scheduler.costs.split import Split
 from services.scheduler.sim.forecast import forecast
-from services.scheduler.sim.profiled import simulate, steady_plan
+from services.scheduler.sim.profiled import steady_plan
 from shared.recipe.schedule import RunSchedule
 
 FLUX = load_profile("flux1-dev")

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.simulation.colocated import colocated_seconds
+from bench.simulation.figures import DetailedResult, simulate
 from bench.simulation.techniques import compare
 from digenrl.trace.memory import usual, with_memory
 from services.scheduler.costs.floor import floor_seconds
@@ -14,8 +15,7 @@ from services.scheduler.costs.fluid import exchange_seconds
 from services.scheduler.costs.profile import Profile, load_profile
 from services.scheduler.costs.seconds import generation_work, training_work
 from services.scheduler.costs.split import Split
-from services.scheduler.sim.measured import SimulationResult
-from services.scheduler.sim.profiled import make_timing, simulate
+from services.scheduler.sim.profiled import make_timing
 from shared.errors import UserError
 from shared.recipe.schedule import RunSchedule
 from tests.scheduler.costs.bounds import split_bound
@@ -24,7 +24,7 @@ QWEN, FLUX = load_profile("qwen-image"), load_profile("flux1-dev")
 GAP = RunSchedule(tag=0, fragment_size=4)
 
 
-def _qwen(generate: int, train: int, schedule: RunSchedule, batches: int = 4) -> SimulationResult:
+def _qwen(generate: int, train: int, schedule: RunSchedule, batches: int = 4) -> DetailedResult:
     return simulate(
         QWEN, rollout={"H100": generate}, trainer={"H100": train}, schedule=schedule,
         batches=batches,
