@@ -220,7 +220,7 @@ class Watch:
         step = self.run["step"]
         usage = [self.ask(f"/v1/batches/{batch}/usage") for batch in range(step)]
         seconds = [round(each["seconds"], 2) if each else 0.0 for each in usage]
-        log = self.lab.log("scheduler")
+        log = self.lab.log("scheduler").partition('"phase": "finished"')[0]  # then all leave
         return RunOnLine(
             phase=self.run["phase"],
             step=step,
