@@ -11,7 +11,7 @@ from digenrl.api.offline_routes import run_view
 from digenrl.api.run_history import RunHistory
 from digenrl.local.brokers.embedded import LOOPBACK, Brokers, Ports, plan_brokers
 from digenrl.local.brokers.seaweedfs import OWNER, Server
-from digenrl.local.limits import PROGRESS_POLL_S
+from digenrl.local.limits import BROKER_STOP_S, PROGRESS_POLL_S
 from digenrl.local.processes.supervisor import Supervisor
 from digenrl.local.runs import RECIPE_JSON, RunProgress, noted_store
 from digenrl.local.secrets.certificates import authority_in
@@ -42,7 +42,8 @@ async def private_network(at: str, data: Path, run: str) -> AsyncIterator[Superv
     load_tokens(data)
     supervisor = Supervisor(data / "logs", {})
     async with contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(supervisor.stop, [each.name for each in brokers.programs])
+        names = [each.name for each in brokers.programs]
+        stack.push_async_callback(supervisor.stop, names, seconds=BROKER_STOP_S)
         await asyncio.gather(*(supervisor.start(program) for program in brokers.programs))
         tls = authority.certificate(data / "tls", [at])
         await stack.enter_async_context(tunnel(at, ports.redis, brokers.redis_inner, tls))
