@@ -84,10 +84,10 @@ def _close_record(plan: Plan, tag: TagState, batch: BatchState, inputs: TagInput
 def tag_inputs(
     plan: Plan, state: State, members: Sequence[WorkerState], size: int | None = None
 ) -> TagInputs:
-    """Return the current batch as the model sees it, with learned costs, in fragments of its size
-    or of another. A size is chosen for devices that all have the version: for those that wait for
-    it, a batch in large fragments is forecast too short."""
-    rollout, waits = state.only_generate, size is None
+    """Return the current batch as the model sees it, in fragments of its size or of another. A size
+    is chosen as if no device waited for the version: large fragments would seem too quick."""
+    rollout = [each for each in state.only_generate if each.version != -1]  # -1: it has read none
+    waits = size is None
     trainer_queues = sum(member.lent_concurrency for member in members)
     if size is None:
         queues = sum(worker.concurrency for worker in rollout) + trainer_queues

@@ -100,6 +100,8 @@ def reasons(state: State) -> set[tuple[str, str]]:
         (SD3, 8, 1, 1, {"by_group": True}),
         (FLUX, 8, 1, 10, {"mode": "disaggregated", "service": "rollout", "tag": 0}),
         (QWEN, 8, 1, 300, {}),
+        (SD3, 8, 1, 1, {"mode": "disaggregated", "service": "rollout"}),
+        pytest.param(QWEN, 8, 8, 300, {"max_staleness": 1}, marks=pytest.mark.slow),
         *(
             pytest.param(model, near, far, mbits, more, marks=pytest.mark.night)
             for model in (FLUX, SD3, QWEN)

@@ -7,8 +7,7 @@ from services.scheduler.core.state import Plan, State
 from shared.messages.records import ChosenLevel, Level
 
 BYTES_SHARE: dict[Level, float] = {"exact": 1.0, "int8": 0.254, "int4": 0.129}
-"""Bytes of rounded numbers with their scales, in parts of their bytes in float32; the least
-rounding first."""
+"""Bytes of rounded numbers with their scales, over those in float32; least rounding first."""
 HIDDEN_SHARE = 0.02
 """Share of an on-policy batch's seconds that a transfer may add, while nothing else is done."""
 RETURN_MARGIN = 0.7

@@ -20,9 +20,8 @@ class GroupedMembers(NamedTuple):
 
 
 def group_members(fluid: FluidState, addresses: Collection[str]) -> GroupedMembers:
-    """Group members that share a host's memory, and hosts that reach each other in their site, if
-    there are several sites. After a round that came to nothing every member exchanges its own sum:
-    only then is it known which one is missed."""
+    """Group members that share a host's memory, and hosts of a site if there are several sites.
+    After a round without a total, members exchange their own sums, which shows who is missing."""
     if fluid.num_failures:
         return GroupedMembers(list(addresses))
     sites: dict[str, dict[str, list[str]]] = {}

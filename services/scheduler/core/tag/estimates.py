@@ -13,8 +13,7 @@ SharedCost = Literal["switch", "ready", "commit", "sample_bytes"]
 """Cost that is one for all devices."""
 
 MAX_DEPARTED_WORKERS = 64
-"""Estimates of workers that have left that are kept in any case: what they took is a guide to what
-others will."""
+"""Estimates of departed workers that are kept in any case: a guide to what others take."""
 MIN_SIZE_VARIATION = 1.0
 """Sum of squared relative distances of sizes after which the overhead counts as known: noise of 3 %
 then leaves an error of 4 % of a mean fragment."""
@@ -23,8 +22,7 @@ MEMORY = 1 / 256
 MEAN_WEIGHT = 0.1
 """Weight of a device's newest fragment in its mean."""
 MAX_OUTLIER_SHARE = 0.2
-"""How far beyond what its size explains a fragment's relative seconds may count: outliers are
-cut."""
+"""How far a fragment's relative seconds count beyond what its size explains."""
 MAX_OVERHEAD_GROUPS = 4.0
 """Largest overhead, in groups: what seems to take longer does not depend on the samples at all."""
 
