@@ -4,7 +4,6 @@ import atexit
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from digenrl.api.client import Client
+from digenrl.local.processes.gpus import visible_gpus
 from digenrl.reward_server import Reward, RewardServer
 from shared.models.hub import ID_PATTERN
 from shared.recipe.toml import toml_value
@@ -166,7 +166,7 @@ def _prompts_file(prompts: Prompts, file: Path) -> Path:
 def _write(file: Path, base: str | Path | None, tables: Mapping[str, Any]) -> None:
     """Write a recipe, and fetch the model that it names on the hub."""
     if base is None:
-        device = {} if _has_gpu() else {"model.device": "cpu"}
+        device = {} if visible_gpus() else {"model.device": "cpu"}
         tables = {**DEFAULTS, **device, **tables}
     else:  # one that comes with DigenRL has no file here
         tables = {"base": Path(base).resolve() if Path(base).exists() else base, **tables}
@@ -247,10 +247,3 @@ def _first_row(prompts: Path) -> Mapping[str, Any] | None:
         raise TrainingFailed(f"prompts: {prompts} holds no prompt; give one at least")
     row: Mapping[str, Any] = json.loads(lines[0]) if prompts.suffix == ".jsonl" else {}
     return row or {"prompt": lines[0]}
-
-
-def _has_gpu() -> bool:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return visible.strip() not in ("", "-1")
-    return shutil.which("nvidia-smi") is not None

@@ -6,17 +6,19 @@ from typing import Self, TypeVar, get_type_hints
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
-from digenrl.api import client, export_routes, models, run_routes
+from digenrl.api import client, export_routes, models, run_logs, run_routes
 from digenrl.reading import facts, reading
 from services.scheduler.shell import api_batches, api_letters, api_load, api_models
 from shared.errors import UserError
 from shared.messages import contracts
 from shared.process import http_access, service
 from shared.process.settings import ClientSettings
+from shared.run import usage
 
 T = TypeVar("T")
 MODULES = {
-    "export_routes": export_routes, "models": models, "run_routes": run_routes,
+    "export_routes": export_routes, "models": models, "run_logs": run_logs,
+    "run_routes": run_routes, "usage": usage,
     "api_batches": api_batches,
     "api_letters": api_letters, "api_load": api_load, "api_models": api_models,
     "contracts": contracts, "http_access": http_access, "service": service,

@@ -24,17 +24,16 @@ from urllib.parse import quote
 import httpx
 
 if TYPE_CHECKING:
-    from digenrl.api import export_routes, models, run_routes, sample_now
+    from digenrl.api import export_routes, models, run_logs, run_routes, sample_now
     from digenrl.reading import facts, reading
     from services.scheduler.shell import api_batches, api_letters, api_load, api_models
     from shared.messages import contracts
     from shared.process import http_access, service
+    from shared.run import usage
 
 TIMEOUT_S = 30.0
-EXPORT_S, SAMPLE_S = 600.0, 3600.0
-"""Longest times in which an adapter's files are made, and a prompt is sampled."""
-PLAN_S = 400.0
-"""Longest time that a plan takes that waits for others."""
+EXPORT_S, SAMPLE_S, PLAN_S = 600.0, 3600.0, 400.0
+"""Longest times in which adapter files are made, a prompt is sampled, and a plan is made."""
 MAX_TRIES = 3
 RETRY_DELAY_S = 1.0
 """Seconds before the next try, and before events are requested again."""
@@ -210,10 +209,10 @@ class Client:
     def get_batch(self, batch: int) -> "api_batches.BatchDetail":
         return self._get(Client.get_batch, f"/v1/batches/{batch}")
 
-    def get_usage(self, batch: int) -> "api_batches.UsageView":
+    def get_usage(self, batch: int) -> "usage.BatchUsage":
         return self._get(Client.get_usage, f"/v1/batches/{batch}/usage")
 
-    def get_timeline(self, batch: int) -> "api_batches.TimelineView":
+    def get_timeline(self, batch: int) -> "usage.Timeline":
         return self._get(Client.get_timeline, f"/v1/batches/{batch}/timeline")
 
     def list_versions(
@@ -287,6 +286,10 @@ class Client:
     def drop_dead_letter(self, number: int) -> "api_letters.SettledView":
         return self._post(Client.drop_dead_letter, f"/v1/dead-letters/{number}/drop")
 
+    def list_logs(self, word: str = "", process: str = "", level: str = "") -> "run_logs.LogView":
+        wanted: Params = {"word": word, "process": process, "level": level}
+        return self._get(Client.list_logs, "/v1/logs", wanted)
+
     def list_audit(self, limit: int = 50, after: str = "") -> "models.AuditPage":
         return self._get(Client.list_audit, "/v1/audit", {"limit": limit, "after": after})
 
@@ -343,11 +346,10 @@ class Client:
                 fields = {}
 
     def _get(
-        self, operation: Callable[..., T], path: str, params: Params | None = None,
-        ok: tuple[int, ...] = (), **more: Any,
-    ) -> T:  # fmt: skip
+        self, operation: Callable[..., T], path: str, params: Params | None = None, **more: Any
+    ) -> T:
         given = {name: each for name, each in (params or {}).items() if each not in (None, "")}
-        return self._read(operation, self._ask("GET", path, ok, params=given, **more))
+        return self._read(operation, self._ask("GET", path, params=given, **more))
 
     def _post(self, operation: Callable[..., T], path: str, **more: Any) -> T:
         return self._read(operation, self._ask("POST", path, **more))

@@ -5,7 +5,8 @@ of the run, come from the scheduler through `LiveRun`, which the page uses as we
 over, the present state comes from the store.
 """
 
-from typing import Any
+from functools import partial
+from pathlib import Path
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
@@ -17,6 +18,7 @@ from digenrl.api.history import history_routes
 from digenrl.api.live import LiveRun
 from digenrl.api.offline_routes import newest_versions, stored_routes
 from digenrl.api.run_history import RunHistory
+from digenrl.api.run_logs import log_routes
 from digenrl.api.run_routes import shown_routes
 from digenrl.api.sample_now import SampleNow, sample_routes
 from digenrl.api.status import status_routes
@@ -38,6 +40,7 @@ def api_routes(
     what_if: WhatIf | None = None,
     exports: Exports | None = None,
     sampling: SampleNow | None = None,
+    folder: Path | None = None,
 ) -> APIRouter:
     """Return the routes of the API of a run, the scheduler's last.
 
@@ -46,22 +49,20 @@ def api_routes(
         what_if: the planner for other devices.
         exports: the exporter of adapters; without it there is no such route.
         sampling: the sampler of prompts; likewise.
+        folder: the run's folder, if it is here.
     """
     router = APIRouter()
 
-    async def say_run() -> Any | None:
-        return await live.get("/v1/run")
-
     feed = Feed(history, Log.of_evaluations(history.store, history.run))
-    router.include_router(event_routes(feed, say_run))
-    router.include_router(history_routes(history))
-    router.include_router(shown_routes(history))
+    router.include_router(event_routes(feed, partial(live.get, "/v1/run")))
+    read = (history_routes(history), shown_routes(history), status_routes(history, live))
+    for own in (*read, log_routes(folder)):
+        router.include_router(own)
     router.include_router(plan_routes(what_if or WhatIf(history)))
     if exports is not None:
         router.include_router(export_routes(exports))
     if sampling is not None:
         router.include_router(sample_routes(sampling))
-    router.include_router(status_routes(history, live))
 
     @router.get("/v1/versions", include_in_schema=False)
     async def versions(limit: Limit = 50, before: Before = None) -> list[VersionView]:

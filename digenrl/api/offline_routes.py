@@ -19,6 +19,7 @@ from services.scheduler.shell.dead_letters_api import letter_lists
 from shared.process.http_api import BatchNumber, Before, Limit, existing
 from shared.run.layout import staleness_key, weights_folder
 from shared.run.log_entries import PhaseChange
+from shared.run.usage import BatchUsage, Timeline
 from shared.store import ObjectStore
 
 
@@ -141,11 +142,11 @@ def _add_batches(router: APIRouter, history: RunHistory) -> None:
         return existing(detail, f"batch {batch} was not committed")
 
     @router.get("/v1/batches/{batch}/usage")
-    async def usage(batch: BatchNumber) -> api_batches.UsageView:
+    async def usage(batch: BatchNumber) -> BatchUsage:
         usage_view = await committed_views.stored_usage(store, name, batch)
         return existing(usage_view, f"what devices did in batch {batch} is not known")
 
     @router.get("/v1/batches/{batch}/timeline")
-    async def timeline(batch: BatchNumber) -> api_batches.TimelineView:
+    async def timeline(batch: BatchNumber) -> Timeline:
         timeline_view = await committed_views.stored_timeline(store, name, batch)
         return existing(timeline_view, f"what devices did in batch {batch} is not known")

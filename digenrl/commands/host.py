@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from digenrl.commands.logs import POLL_S, read
+from digenrl.api.run_logs import read
+from digenrl.commands.logs import POLL_S
 from digenrl.commands.options import recipe_file
 from shared.errors import UserError
 

@@ -17,7 +17,7 @@ from digenrl.reading.sentences import (
     status,
     throughput,
 )
-from digenrl.reading.wording import time_left, worker_counts
+from digenrl.reading.wording import gpu_words, time_left, worker_counts
 from services.scheduler.core.state import Phase
 from services.scheduler.shell.api_load import LoadView, SlowestView
 from services.scheduler.shell.api_models import View, WorkerView
@@ -85,6 +85,10 @@ class RunReading(View):
     devices wait for generation."""
     devices: dict[str, DeviceTimes]
     """Use of each device in the newest batches."""
+    machines: dict[str, str]
+    """Worker -> its device and host, in the newest batch; also after the end."""
+    device_hours: float | None
+    """Hours of all devices so far; a GPU is a device, and so is a host without one."""
     schedule: ScheduleSummary
     """How the devices were used in the newest batches, as summary.json has it of all."""
     evaluations: list[EvaluationView]
@@ -109,6 +113,8 @@ class RunReading(View):
             *([self.throughput] if self.throughput else []),
             *([self.queues] if self.queues else []),
             *([f"workers: {workers}"] if workers else []),
+            *(f"{each.worker}: {gpu_words(each)}" for each in self.workers if each.gpu_use),
+            *([f"{self.device_hours:.2f} device hours"] if self.device_hours else []),
             *(f"{each.worker} {each.declines}" for each in self.workers if each.declines),
         ]
 
@@ -141,6 +147,8 @@ def read(facts: RunFacts) -> RunReading:
         metrics=dict(facts.steps[-1].metrics) if facts.steps else {},
         slowest=None if load is None else slow_worker(load.slowest, facts.workers, waits),
         devices=device_times(facts.usage),
+        machines=facts.usage[-1].machines if facts.usage else {},
+        device_hours=facts.usage[-1].device_hours if facts.usage else None,
         schedule=schedule,
         evaluations=list(facts.evaluations),
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from services.scheduler.shell.api_models import WorkerView
+    from shared.run.log_entries import Entry
 
 USE_WORDS = {
     "generating": "generates", "training": "trains", "scoring": "scores",
@@ -170,3 +171,27 @@ def worker_counts(workers: "Sequence[WorkerView]") -> str:
         f"{number} {service}" + (f" ({drained[service]})" if service in drained else "")
         for service, number in Counter(each.service for each in workers).items()
     )
+
+
+def gpu_words(worker: "WorkerView") -> str:
+    """Return memory, utilisation and power of a worker's GPUs; empty if they are not known."""
+    use = worker.gpu_use
+    if use is None:
+        return ""
+    of = f" of {worker.memory_bytes / 2**30:.0f}" if worker.memory_bytes else ""
+    memory = f"{use.memory_bytes / 2**30:.0f}{of} GiB"
+    return f"{memory}, {use.utilisation:.0%} busy, {use.watts:.0f} W"
+
+
+def event_words(entry: "Entry") -> str:
+    """Return what an entry of a run's log means for its devices; empty for other entries."""
+    match entry.event:
+        case "alarm":
+            return (
+                f"alarm {entry.what}: {entry.reason}" if entry.firing else f"{entry.what} is over"
+            )
+        case "dead_letter":
+            return f"failed work: {entry.reason}"
+        case "phase":
+            return f"{entry.phase}: {entry.failure}" if entry.failure else entry.phase
+    return ""

@@ -13,6 +13,7 @@ from digenrl.reading.wording import (
     describe_work,
     drained_counts,
     figure,
+    gpu_words,
     signed,
     time_left,
     visible,
@@ -21,6 +22,7 @@ from digenrl.reading.wording import (
 
 LINKS = {
     "workers": ("/workers", "the page of workers"),
+    "logs": ("/logs", "the page of logs"),
     "dlq": ("/letters", "the page of failed work"),
     "pause": ("/letters", "the page of failed work"),
 }
@@ -40,6 +42,7 @@ def templates() -> Environment:
             describe_shortage,
             describe_work,
             drained_counts,
+            gpu_words,
             time_left,
             worker_counts,
         )
@@ -62,8 +65,8 @@ def linked(sentence: str, here: str = "", base: str = "") -> Markup:
         here: address of the page that it stands on, which gets no link to itself.
         base: address of the run.
 
-    >>> print(linked("slow <1>: `digenrl workers demo`, `digenrl logs demo`"))
-    slow &lt;1&gt;: <a href="/workers">the page of workers</a>, <code>digenrl logs demo</code>
+    >>> print(linked("slow <1>: `digenrl workers demo`, `digenrl gc demo`"))
+    slow &lt;1&gt;: <a href="/workers">the page of workers</a>, <code>digenrl gc demo</code>
     >>> print(linked("dead letters: `digenrl dlq retry demo`", "/letters"))
     dead letters: see below
     """

@@ -18,6 +18,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "workers": "workers",
         "timeline": "timeline",
         "schedule": "time of devices",
+        "logs": "logs and alarms",
     },
     "Run": {
         OVERVIEW: "overview",

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fastapi import Request
@@ -36,6 +37,8 @@ class View:
     others: tuple[RunHistory, ...] = ()
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     """Variables that locate the run's store, for a separate process."""
+    folder: Path | None = None
+    """The run's folder, if it is on this host."""
 
     @property
     def runs(self) -> tuple[RunHistory, ...]:

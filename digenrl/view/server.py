@@ -48,7 +48,8 @@ def create_app(view: View, access: Access) -> FastAPI:
     app.include_router(machine_pages(pages))
     app.include_router(run_pages(pages, what_if))
     exports = Exports(view.history, view.environment)
-    app.include_router(api_routes(view.history, view.live, what_if, exports, sampling))
+    routes = api_routes(view.history, view.live, what_if, exports, sampling, view.folder)
+    app.include_router(routes)
     check_routes(app)
     return app
 

@@ -82,6 +82,16 @@ class MemoryShortage(Record):
         return cls(what=what, since=since[:MAX_SHORTAGE_TEXT], remedy=remedy)
 
 
+class GpuUse(Record):
+    """Reports memory, utilisation and power of a worker's GPUs, as their driver counts them."""
+
+    memory_bytes: Count
+    """Bytes in use, also by other processes."""
+    utilisation: Annotated[float, Field(ge=0, le=1)]
+    """Share of the last second in which a kernel ran."""
+    watts: Annotated[float, Field(ge=0)]
+
+
 class Holds(Record):
     """The version whose weights, moments and average a fluid device has, to the last bit."""
 
@@ -140,6 +150,8 @@ class WorkerStatus(Record):
     received: Transferred | None = Field(default=None, exclude_if=is_none)
     round_trip: Seconds | None = Field(default=None, exclude_if=is_none)
     """Seconds of its quickest transfer: about a round trip to the object store."""
+    gpu_use: GpuUse | None = Field(default=None, exclude_if=is_none)
+    """None: not known."""
     versions: dict[Text, Text] = Field(default_factory=dict, max_length=64, exclude_if=is_empty)
     """Versions of the libraries that it computes with, and of Python."""
 

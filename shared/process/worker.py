@@ -28,6 +28,7 @@ from shared.messages.workers import (
     WorkerRefused,
     WorkerStatus,
 )
+from shared.process.gpu_use import nvml, read_gpu_use
 from shared.process.libraries import versions
 from shared.process.watchdog import WARNING_SHARE, WorkInProgress
 from shared.store import ObjectStore
@@ -221,6 +222,7 @@ class Worker:
             host=self.host,
             site=self.site,
             url=self.url,
+            gpu_use=read_gpu_use(nvml(), self.device.gpu),
             versions=dict(versions()),
             note=self.progress.hangs(WARNING_SHARE) or self._says or self._lack or self.remark,
         )

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from statistics import median
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shared.limits import MAX_TIMELINE_BYTES
 
@@ -38,21 +38,37 @@ class TagUsage(BaseModel):
 
 
 class BatchUsage(BaseModel):
-    """Records what the devices did from the opening of a batch to its commit."""
+    """Use of the devices from the opening of a batch to its commit."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True,
+        json_schema_extra={"examples": [{
+            "batch": 12, "seconds": 4.2, "devices": {"rollout-0": {"generating": 3.1, "tail": 1.1}},
+            "samples": 64, "forecast_seconds": 4.0, "bound_seconds": 3.6, "device_hours": 0.4,
+            "machines": {"rollout-0": "NVIDIA H100 80GB HBM3 0 on node7"},
+        }]},
+    )  # fmt: skip
 
     batch: int
+    """Number of the batch."""
     seconds: float
+    """Seconds from its opening to its commit."""
     devices: dict[str, dict[DeviceUse, float]]
-    """Worker -> use -> seconds."""
+    """Seconds by worker and by what it did."""
     tag: TagUsage | None = None
+    """Help of devices that train; null without any."""
     samples: int | None = None
-    """Samples of the batch; None in records of older releases, like the following two."""
+    """Samples of the batch; null if an older release has recorded it, like the following two."""
     forecast_seconds: float | None = None
-    """The schedule model's forecast of such a batch at its end; None if costs were unknown."""
+    """Seconds of such a batch by the schedule's model, with the costs that were learned by its end;
+    null if the costs were unknown."""
     bound_seconds: float | None = None
-    """Upper bound for any schedule on the devices of that batch."""
+    """Seconds that no schedule beats on the devices of the batch, by the same costs."""
+    machines: dict[str, str] = Field(default_factory=dict)
+    """Device and host of each worker, in words."""
+    device_hours: float | None = None
+    """Hours of all devices in the recorded batches of the run up to this one; a GPU is a device,
+    and so is a host without one."""
 
     @classmethod
     def decode(cls, data: bytes | None) -> "BatchUsage | None":
@@ -69,15 +85,25 @@ there."""
 
 
 class Timeline(BaseModel):
-    """Records when each device changed what it did, from the opening of a batch to its commit."""
+    """When the devices changed what they did, from the opening of a batch to its commit."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True,
+        json_schema_extra={"examples": [{
+            "batch": 12, "seconds": 4.2, "ended_at": 1.8e9,
+            "devices": {"rollout-0": [[0.0, "generating"], [3.1, "tail"]]},
+        }]},
+    )  # fmt: skip
 
     batch: int
+    """Number of the batch."""
     seconds: float
     """Seconds from its opening to its commit, or to now while it is in flight."""
     devices: dict[str, tuple[Change, ...]]
-    """Changes of each worker, in order; the last one holds until the end."""
+    """Maps each worker to pairs in order of time: seconds since the batch was opened, and the
+    worker's use from then on, until the end; null if the worker was absent."""
+    ended_at: float | None = None
+    """Unix time of its commit, or of now while it is in flight."""
 
     def encode(self) -> bytes:
         return zlib.compress(self.model_dump_json().encode())

@@ -87,6 +87,7 @@ PAST: dict[str, Callable[[Client], object]] = {
     "get_sample": lambda run: run.get_sample(0, 1, 2),
     "get_sample_media": lambda run: run.get_sample_media(0, 1, 2),
     "list_audit": Client.list_audit,
+    "list_logs": Client.list_logs,
     "get_storage": Client.get_storage,
     "get_status": Client.get_status,
 }

@@ -118,7 +118,7 @@ def test_commands_in_sentences_name_the_run_and_lead_to_its_pages() -> None:
     assert "`digenrl workers study`" in said and "`digenrl logs study`" in said
     shown = str(linked(f"<{said}"))
     assert shown.startswith("&lt;5 samples") and '<a href="/workers">the page of workers' in shown
-    assert "<code>digenrl logs study</code>" in shown and "`" not in shown
+    assert '<a href="/logs">the page of logs</a>' in shown and "`" not in shown
 
 
 def test_numbers_have_three_digits_and_no_exponent() -> None:

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from digenrl.api.checked_client import CheckedClient
+from digenrl.api.run_logs import parse_line
 from digenrl.commands import status
 from digenrl.commands.cli import app
-from digenrl.commands.logs import parse_line
 from digenrl.local import connection
 from digenrl.local.runs import write_address
 from shared.errors import DigenRLError

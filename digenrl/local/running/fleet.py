@@ -164,7 +164,8 @@ def _opened(run: Run, scheduler: str) -> OpenRun:
     history = RunHistory(open_store(Endpoints.model_validate(settings).store), run.id)
     token = run.folder / "keys" / "operator.token" if scheduler else None
     live = LiveRun(scheduler, client_of(scheduler, token))
-    return OpenRun(View(history, live, environment={**os.environ, **named}), stack)
+    view = View(history, live, environment={**os.environ, **named}, folder=run.folder)
+    return OpenRun(view, stack)
 
 
 async def _card_of(view: View) -> RunCard:

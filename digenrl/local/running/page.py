@@ -103,7 +103,8 @@ async def _show(
         own = None
         if histories:
             live = LiveRun(scheduler.rstrip("/"), client)
-            own = View(histories[0], live, tuple(histories[1:]), environment)
+            own_folder = folder / histories[0].run
+            own = View(histories[0], live, tuple(histories[1:]), environment, own_folder)
         fleet = FolderOfRuns(folder, own)
         if not scheduler:
             code = access.new_code(Caller("holder of the link", "operator"))

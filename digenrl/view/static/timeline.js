@@ -1,7 +1,8 @@
 // Draws what every device did in the newest batches. Only what is in sight is drawn.
 "use strict";
 {
-  const LABEL = 64, ROW = 22, LABELS = 150, AXIS = 24;
+  const LABEL = 64, ROW = 22, LABELS = 150, AXIS = 24, CLOCK = 20;
+  const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400];
   const canvas = document.getElementById("timeline"), hover = document.getElementById("hover");
   const follow = document.getElementById("follow"), batches = document.getElementById("batches");
   const style = getComputedStyle(document.documentElement);
@@ -11,14 +12,16 @@
     waiting_for_weights: "weights", waiting_for_conditions: "conditions", tail: "tail", paused: "paused",
   };
   const words = new Map([...document.querySelectorAll(".legend li")].map((li) => [li.querySelector("i").className.slice(4), li.textContent.trim()]));
-  let devices = [], marks = [], total = 0, from = 0, to = 1, asked = false;
+  let devices = [], marks = [], events = [], total = 0, from = 0, to = 1, asked = false;
 
   function take(timelines) {
     const rows = new Map();
     marks = [];
+    events = [];
     let start = 0;
     for (const each of timelines) {
-      marks.push({ at: start, batch: each.batch });
+      marks.push({ at: start, batch: each.batch, clock: each.ended_at === null ? null : each.ended_at - each.seconds });
+      for (const [at, what] of each.events) events.push({ at: start + at, what });
       for (const [device, changes] of Object.entries(each.devices)) {
         if (!rows.has(device)) rows.set(device, []);
         const spans = rows.get(device);
@@ -44,7 +47,7 @@
 
   function draw() {
     asked = false;
-    const ratio = devicePixelRatio, width = canvas.clientWidth, height = AXIS + ROW * Math.max(1, devices.length);
+    const ratio = devicePixelRatio, width = canvas.clientWidth, height = AXIS + ROW * Math.max(1, devices.length) + CLOCK;
     canvas.style.height = `${height}px`;
     if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
       canvas.width = Math.round(width * ratio);
@@ -74,12 +77,30 @@
     for (const mark of marks) {
       const at = x(mark.at);
       if (at < LABELS - 1 || at > width) continue;
-      pen.beginPath(); pen.moveTo(at, 0); pen.lineTo(at, height); pen.stroke();
+      pen.beginPath(); pen.moveTo(at, 0); pen.lineTo(at, height - CLOCK); pen.stroke();
       if (at - labelled < LABEL || at + LABEL > width) continue;
       labelled = at;
-      pen.fillText(`batch ${mark.batch}`, at + 3, AXIS / 2);
+      pen.fillText(`version ${mark.batch}`, at + 3, AXIS / 2);
+    }
+    const step = STEPS.find((each) => each * scale > 90) ?? STEPS[STEPS.length - 1];
+    pen.beginPath(); pen.moveTo(LABELS, height - CLOCK); pen.lineTo(width, height - CLOCK); pen.stroke();
+    if (devices.length) for (let at = Math.ceil(from / step) * step; at < to; at += step) {
+      pen.fillRect(x(at), height - CLOCK, 1, 4);
+      if (x(at) + 60 < width) pen.fillText(clock(at), x(at) + 3, height - CLOCK / 2 + 1);
+    }
+    pen.fillStyle = colour("alarm");
+    for (const { at } of events) {
+      if (at < from || at > to) continue;
+      pen.fillRect(x(at) - 0.5, AXIS - 8, 1.5, height - CLOCK - AXIS + 8);
+      pen.beginPath(); pen.moveTo(x(at) - 5, AXIS - 10); pen.lineTo(x(at) + 5, AXIS - 10); pen.lineTo(x(at), AXIS); pen.fill();
     }
     if (!devices.length) pen.fillText("nothing is known yet: timelines begin with the second batch", LABELS, AXIS + ROW / 2);
+  }
+
+  function clock(at) {
+    const mark = marks.findLast((each) => each.at <= at);
+    if (!mark || mark.clock === null || mark.clock === undefined) return `${at} s`;
+    return new Date(1000 * (mark.clock + at - mark.at)).toTimeString().slice(0, 8);
   }
 
   function ask() { if (!asked) { asked = true; requestAnimationFrame(draw); } }
@@ -108,8 +129,10 @@
     }
     const row = Math.floor((event.offsetY - AXIS) / ROW), at = second(event);
     const spans = devices[row]?.[1] ?? [], span = spans[first(spans, at)];
+    const near = events.find((each) => Math.abs(each.at - at) < 6 * (to - from) / (canvas.clientWidth - LABELS));
+    if (near) { hover.textContent = `${clock(near.at)} ${near.what}`; return; }
     hover.textContent = span && span[0] <= at
-      ? `${devices[row][0]} ${words.get(span[2]) ?? span[2]} for ${(span[1] - span[0]).toFixed(3)} s in batch ${span[3]}` : "\u00a0";
+      ? `${devices[row][0]} ${words.get(span[2]) ?? span[2]} for ${(span[1] - span[0]).toFixed(3)} s in batch ${span[3]}, at ${clock(span[0])}` : "\u00a0";
   });
   canvas.addEventListener("keydown", (event) => {
     const step = (to - from) / 5, middle = (from + to) / 2;

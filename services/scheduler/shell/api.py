@@ -26,6 +26,7 @@ from shared.process.http_api import (
     existing,
 )
 from shared.process.service import probes
+from shared.run.usage import BatchUsage, Timeline
 
 WorkerName = Annotated[
     str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="name of the worker")
@@ -102,7 +103,7 @@ def _batches(scheduler: Scheduler) -> APIRouter:
         return await views.version_views(scheduler, limit, before)
 
     @router.get("/v1/batches/{batch}/usage", operation_id="get_usage", responses=NOT_FOUND_ERRORS)
-    async def usage(batch: BatchNumber) -> api_batches.UsageView:
+    async def usage(batch: BatchNumber) -> BatchUsage:
         """Use of the devices from the opening of a batch to its commit."""
         usage_view = await stored_usage(scheduler.store, scheduler.bus.run, batch)
         return existing(usage_view, f"what devices did in batch {batch} is not known")
@@ -110,7 +111,7 @@ def _batches(scheduler: Scheduler) -> APIRouter:
     @router.get(
         "/v1/batches/{batch}/timeline", operation_id="get_timeline", responses=NOT_FOUND_ERRORS
     )
-    async def timeline(batch: BatchNumber) -> api_batches.TimelineView:
+    async def timeline(batch: BatchNumber) -> Timeline:
         """When the devices changed what they did; of the batch in flight, so far."""
         timeline_views = await views.timeline_view(scheduler, batch)
         return existing(timeline_views, f"what devices did in batch {batch} is not known")

@@ -5,7 +5,6 @@ from typing import Literal
 from pydantic import Field
 
 from services.scheduler.shell.api_models import View, example
-from shared.run.usage import DeviceUse
 
 EXAMPLE_GROUP = {
     "group": 3, "attempt": 0, "policy_version": 12, "stages": ["scored", "generated"],
@@ -63,45 +62,6 @@ class BatchDetail(BatchView):
 
     groups: list[GroupView]
     """Groups of the batch, in order."""
-
-
-class UsageView(View):
-    """Use of the devices from the opening of a batch to its commit."""
-
-    model_config = example(
-        batch=12, seconds=4.2, devices={"rollout-0": {"generating": 3.1, "tail": 1.1}},
-        samples=64, forecast_seconds=4.0, bound_seconds=3.6,
-    )  # fmt: skip
-
-    batch: int
-    """Number of the batch."""
-    seconds: float
-    """Seconds from its opening to its commit."""
-    devices: dict[str, dict[DeviceUse, float]]
-    """Seconds by worker and by what it did."""
-    samples: int | None = None
-    """Samples of the batch; null if an older release has recorded it, like the following two."""
-    forecast_seconds: float | None = None
-    """Seconds that the schedule's model makes of such a batch, by the costs that were learned by
-    its end; null if they were not known."""
-    bound_seconds: float | None = None
-    """Seconds that no schedule beats on the devices that were there, by the same costs."""
-
-
-class TimelineView(View):
-    """When the devices changed what they did, from the opening of a batch to its commit."""
-
-    model_config = example(
-        batch=12, seconds=4.2, devices={"rollout-0": [[0.0, "generating"], [3.1, "tail"]]}
-    )  # fmt: skip
-
-    batch: int
-    """Number of the batch."""
-    seconds: float
-    """Seconds from its opening to its commit, or to now while it is in flight."""
-    devices: dict[str, tuple[tuple[float, DeviceUse | None], ...]]
-    """Maps each worker to pairs in order of time: seconds since the batch was opened, and the
-    worker's use from then on; null if the worker was absent."""
 
 
 class VersionView(View):

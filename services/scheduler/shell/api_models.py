@@ -104,6 +104,17 @@ class MemoryShortageView(View):
     """How often the worker ran out of memory since its start."""
 
 
+class GpuUseView(View):
+    """Memory, utilisation and power of a worker's GPUs, as their driver counts them."""
+
+    memory_bytes: int
+    """Bytes in use, also by other processes."""
+    utilisation: float
+    """Share of the last second in which a kernel ran, from 0 to 1."""
+    watts: float
+    """Power."""
+
+
 class WorkerView(View):
     """A live worker, and what it does."""
 
@@ -119,6 +130,7 @@ class WorkerView(View):
         seconds_down=668.8, mbits_down=10.0, round_trip_seconds=0.05,
         declines="generates only: its sums would take 334 s at 10 Mbit/s",
         versions={"python": "3.11.9", "torch": "2.10.0", "diffusers": "0.42.1"},
+        gpu_use={"memory_bytes": 61_000_000_000, "utilisation": 0.97, "watts": 640.0},
     )  # fmt: skip
 
     worker: str
@@ -139,6 +151,8 @@ class WorkerView(View):
     """Accelerators of its host that it uses; empty if none."""
     memory_bytes: int
     """Memory of its device."""
+    gpu_use: GpuUseView | None = None
+    """Null without a GPU, or without NVIDIA's library for Python (`nvidia-ml-py`)."""
     activity: Activity
     """Activity that the worker reports."""
     versions: dict[str, str] = Field(default_factory=dict)

@@ -22,6 +22,7 @@ from services.scheduler.core.state import Phase, Plan, State
 from services.scheduler.core.throughput import forecast_batch
 from services.scheduler.core.usage import UsageMeter, uses
 from services.scheduler.shell.api_letters import Letters
+from services.scheduler.shell.committed_views import device_hours
 from services.scheduler.shell.dead_letters import DeadLetters, progress_of
 from services.scheduler.shell.disk_watch import DiskWatch
 from services.scheduler.shell.garbage_collection import gc_when_idle
@@ -382,7 +383,10 @@ class Scheduler:
         tag = next((each for each in self.state.tag.history if each.batch == record.batch), None)
         seconds = self.committed_at[-1] - self.committed_at[-2]
         forecast = await asyncio.to_thread(forecast_batch, self.plan, self.state)
-        usage = batch_usage(record, seconds, devices, tag, forecast)
+        workers = [last.status for last in self.roster.statuses.values()]
+        hours = await retry(partial(device_hours, self.store, self.bus.run, record.batch))
+        usage = batch_usage(record, seconds, devices, tag, forecast, workers, hours)
+        timeline = timeline.model_copy(update={"ended_at": time.time()})
         kept = {
             usage_key(self.bus.run, usage.batch): usage.model_dump_json(indent=1).encode(),
             timeline_key(self.bus.run, usage.batch): await asyncio.to_thread(timeline.encode),

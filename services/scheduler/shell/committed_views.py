@@ -6,19 +6,15 @@ The scheduler answers with them, and once it is gone the run's page does.
 import asyncio
 from collections.abc import Sequence
 
-from services.scheduler.shell.api_batches import (
-    BatchDetail,
-    BatchView,
-    GroupView,
-    TimelineView,
-    UsageView,
-    VersionView,
-)
+from services.scheduler.shell.api_batches import BatchDetail, BatchView, GroupView, VersionView
 from shared.run.chain import CommitSummary
 from shared.run.commits import CommitRecord, read_commit
 from shared.run.layout import timeline_key, usage_key
 from shared.run.usage import BatchUsage, Timeline
 from shared.store import ObjectStore
+
+MAX_LOOK_BACK = 8
+"""Batches before one that are searched for a record of devices."""
 
 
 def committed_batch(step: CommitSummary) -> BatchView:
@@ -68,23 +64,23 @@ def version_view(step: CommitSummary, adopted_by: Sequence[str] = ()) -> Version
     )
 
 
-async def stored_usage(store: ObjectStore, run: str, batch: int) -> UsageView | None:
+async def stored_usage(store: ObjectStore, run: str, batch: int) -> BatchUsage | None:
     """Return what the devices did in a batch; None if it is not stored, or damaged."""
-    usage = BatchUsage.decode(await store.read(usage_key(run, batch)))
-    if usage is None:
-        return None
-    return UsageView(**usage.model_dump(include={*UsageView.model_fields}))
+    return BatchUsage.decode(await store.read(usage_key(run, batch)))
 
 
-async def stored_timeline(store: ObjectStore, run: str, batch: int) -> TimelineView | None:
+async def device_hours(store: ObjectStore, run: str, before: int) -> float:
+    """Return the hours of all devices in the recorded batches before one; after a restart of the
+    scheduler, one batch is not recorded."""
+    for batch in range(before - 1, max(-1, before - 1 - MAX_LOOK_BACK), -1):
+        usage = await stored_usage(store, run, batch)
+        if usage is not None:
+            return usage.device_hours or 0.0
+    return 0.0
+
+
+async def stored_timeline(store: ObjectStore, run: str, batch: int) -> Timeline | None:
     """Return when devices changed what they did in a batch; None if that is not stored, or
     damaged."""
     data = await store.read(timeline_key(run, batch))
-    if data is None:
-        return None
-    timeline = await asyncio.to_thread(Timeline.decode, data)
-    return None if timeline is None else timeline_view(timeline)
-
-
-def timeline_view(timeline: Timeline) -> TimelineView:
-    return TimelineView(batch=timeline.batch, seconds=timeline.seconds, devices=timeline.devices)
+    return None if data is None else await asyncio.to_thread(Timeline.decode, data)

@@ -13,7 +13,7 @@ from services.scheduler.core.throughput import BatchForecast
 from services.scheduler.core.waiting import WaitingSamples
 from shared.learning.metrics import SCORER_METRICS, STEP_METRICS, split_metric
 from shared.messages.contracts import FragmentGenerated, Policy
-from shared.messages.workers import Service
+from shared.messages.workers import Service, WorkerStatus
 from shared.run.commits import CommitRecord
 from shared.run.usage import BatchUsage, DeviceUse, TagUsage
 from shared.telemetry import PUBLISH_LAG, STALENESS, STEP
@@ -184,9 +184,18 @@ def batch_usage(
     devices: dict[str, dict[DeviceUse, float]],
     tag: TagRecord | None,
     forecast: BatchForecast,
+    workers: Sequence[WorkerStatus],
+    hours_before: float,
 ) -> BatchUsage:
-    """Return the devices' use of time in the batch of a commit record, for the report."""
+    """Return the devices' use of time in the batch of a commit record, for the report.
+
+    Args:
+        hours_before: hours of all devices in the batches before.
+    """
     assert record.batch is not None
+    hosts = {each.host for each in workers}
+    gpus = {(each.host, gpu) for each in workers for gpu in each.device.gpu.split(",") if gpu}
+    num_devices = len(gpus) + len(hosts - {host for host, _ in gpus})
     return BatchUsage(
         batch=record.batch,
         seconds=round(seconds, 3),
@@ -195,6 +204,11 @@ def batch_usage(
         samples=sum(len(group.rewards) for group in record.trained),
         forecast_seconds=forecast.forecast_seconds,
         bound_seconds=forecast.bound_seconds,
+        machines={
+            each.worker: f"{each.device.kind} {each.device.gpu}".rstrip() + f" on {each.host}"
+            for each in workers
+        },
+        device_hours=round(hours_before + num_devices * seconds / 3600, 6),
     )
 
 

@@ -13,13 +13,7 @@ from services.scheduler.core.throughput import forecast_batch
 from services.scheduler.core.usage import uses
 from services.scheduler.core.waiting import queues
 from services.scheduler.core.workers import WorkerState
-from services.scheduler.shell.api_batches import (
-    BatchDetail,
-    BatchView,
-    GroupView,
-    TimelineView,
-    VersionView,
-)
+from services.scheduler.shell.api_batches import BatchDetail, BatchView, GroupView, VersionView
 from services.scheduler.shell.api_models import (
     Drain,
     RunView,
@@ -35,12 +29,11 @@ from services.scheduler.shell.committed_views import (
     stored_timeline,
     version_view,
 )
-from services.scheduler.shell.committed_views import timeline_view as timeline_of
 from services.scheduler.shell.metrics import RunFigures
 from services.scheduler.shell.roster import LastStatus
 from shared.messages.workers import Service, WorkerStatus
 from shared.release import RELEASE
-from shared.run.usage import DeviceUse, count_staleness, seconds_per_step
+from shared.run.usage import DeviceUse, Timeline, count_staleness, seconds_per_step
 
 STATUS_FIELDS = (WorkerView.model_fields.keys() & WorkerStatus.model_fields.keys()) - {
     "site",
@@ -283,10 +276,11 @@ async def batch_detail(scheduler: Scheduler, batch: int) -> BatchDetail | None:
     return None if current is None else _in_flight_detail(scheduler.state, current)
 
 
-async def timeline_view(scheduler: Scheduler, batch: int) -> TimelineView | None:
+async def timeline_view(scheduler: Scheduler, batch: int) -> Timeline | None:
     """Return the devices' changes of use in a batch, with their times; None if not stored."""
     if batch == max(0, scheduler.chain.version):
-        return timeline_of(scheduler.meter.timeline(batch))
+        timeline = scheduler.meter.timeline(batch)
+        return timeline.model_copy(update={"ended_at": time.time()})
     return await stored_timeline(scheduler.store, scheduler.bus.run, batch)
 
 
