@@ -40,7 +40,7 @@ def devices(nodes: Cluster, node: str) -> str:
 def test_a_run_drains_at_its_limit_continues_and_is_joined_and_requeued(nodes: Cluster) -> None:
     start, again, join = typed_commands()
     drained = nodes.submit(start, TRAINER_ROLES="reward", SBATCH_TIMELIMIT=LIMIT_MINUTES)
-    nodes.wait_for_log(drained, '"event": "ready"', count=2)
+    nodes.wait_for_log(drained, '"event": "host_begins"', count=2)
     for node in NODES:
         assert len(devices(nodes, node).split(",")) == GPUS // 3
     nodes.wait_for_end(drained)  # long before its work is done: nobody trains
