@@ -140,6 +140,21 @@ async def test_the_runs_of_a_store_that_is_a_folder_are_listed_and_opened(
     assert view.history.version == 4
 
 
+async def test_a_run_stays_open_while_a_request_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("digenrl.local.running.fleet.OPEN_RUN_IDLE_S", 0.0)
+    await asyncio.to_thread(stored_run, tmp_path)
+    fleet = FolderOfRuns(tmp_path / "objects")
+    keeping = asyncio.create_task(fleet.keep_up())
+    async with fleet.keep_open(RUN) as view:
+        await asyncio.sleep(1.5)
+        assert await fleet.open(RUN) is view
+    await asyncio.sleep(1.5)
+    assert await fleet.open(RUN) is not view
+    keeping.cancel()
+
+
 async def test_a_card_has_pictures_before_and_after_and_the_change_of_the_reward(
     runs: TwoRuns, tokens: Tokens
 ) -> None:

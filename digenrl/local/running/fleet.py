@@ -4,8 +4,8 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +33,8 @@ class OpenRun:
     stack: ExitStack
     used: float = 0.0
     """Time of the newest request, by the monotonic clock."""
+    requests: int = 0
+    """Requests in progress, which need the store."""
 
     async def close(self) -> None:
         """Stop its store, if it was started for the page."""
@@ -83,6 +85,19 @@ class FolderOfRuns:
             self._open[name].used = time.monotonic()
             return self._open[name].view
 
+    @asynccontextmanager
+    async def keep_open(self, name: str) -> AsyncIterator[View | None]:
+        """Open a run, and keep it open while a request reads it."""
+        view, run = await self.open(name), self._open.get(name)
+        if run is None:
+            yield view
+            return
+        run.requests += 1
+        try:
+            yield view
+        finally:
+            run.requests, run.used = run.requests - 1, time.monotonic()
+
     async def keep_up(self) -> None:
         """Sum up runs for their cards, and close runs without readers, until it is cancelled."""
         try:
@@ -93,9 +108,11 @@ class FolderOfRuns:
                 await asyncio.sleep(0 if self._unsummed else 1)
                 async with self._lock:
                     late = time.monotonic() - OPEN_RUN_IDLE_S
-                    await self._close_unused(sum(each.used < late for each in self._open.values()))
+                    runs = self._open.values()
+                    await self._close_unused(sum(r.used < late and not r.requests for r in runs))
         finally:
-            await self._close_unused(len(self._open))
+            for each in self._open.values():
+                await each.close()
 
     async def _sum_up(self, name: str) -> None:
         """Store the summary and the pictures of a run."""
@@ -117,8 +134,9 @@ class FolderOfRuns:
                 await self._open.pop(name).close()
 
     async def _close_unused(self, number: int) -> None:
-        """Close a number of runs, those that were requested longest ago."""
-        for name in sorted(self._open, key=lambda name: self._open[name].used)[: max(0, number)]:
+        """Close a number of runs without requests, those that were requested longest ago."""
+        idle = [name for name, each in self._open.items() if not each.requests]
+        for name in sorted(idle, key=lambda name: self._open[name].used)[: max(0, number)]:
             await self._open.pop(name).close()
 
     def copy(self, name: str, new: str, changes: Mapping[str, Value]) -> Path:

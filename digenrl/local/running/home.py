@@ -135,14 +135,14 @@ class OneOfMany:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         name, (base, path) = scope["path_params"]["name"], split_run(scope["path"])
-        view = await self.fleet.open(name)
-        if view is None:
-            raise HTTPException(404, f"there is no run {name}")
-        known = self._apps.get(name)
-        if known is None or known[0] is not view:
-            known = self._apps[name] = view, create_app(view, self.access)
-        below = {"path": path, "raw_path": path.encode(), "root_path": "", BASE: base}
-        await known[1]({**scope, **below, WALL: ALL_RUNS}, receive, send)
+        async with self.fleet.keep_open(name) as view:
+            if view is None:
+                raise HTTPException(404, f"there is no run {name}")
+            known = self._apps.get(name)
+            if known is None or known[0] is not view:
+                known = self._apps[name] = view, create_app(view, self.access)
+            below = {"path": path, "raw_path": path.encode(), "root_path": "", BASE: base}
+            await known[1]({**scope, **below, WALL: ALL_RUNS}, receive, send)
 
 
 @dataclass(frozen=True, slots=True)
