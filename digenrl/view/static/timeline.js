@@ -12,7 +12,7 @@
     waiting_for_weights: "weights", waiting_for_conditions: "conditions", tail: "tail", paused: "paused",
   };
   const words = new Map([...document.querySelectorAll(".legend li")].map((li) => [li.querySelector("i").className.slice(4), li.textContent.trim()]));
-  let devices = [], marks = [], events = [], total = 0, from = 0, to = 1, asked = false;
+  let devices = [], marks = [], events = [], total = 0, from = 0, to = 1, asked = false, isRead = false;
 
   function take(timelines) {
     const rows = new Map();
@@ -94,7 +94,7 @@
       pen.fillRect(x(at) - 0.5, AXIS - 8, 1.5, height - CLOCK - AXIS + 8);
       pen.beginPath(); pen.moveTo(x(at) - 5, AXIS - 10); pen.lineTo(x(at) + 5, AXIS - 10); pen.lineTo(x(at), AXIS); pen.fill();
     }
-    if (!devices.length) pen.fillText("nothing is known yet: timelines begin with the second batch", LABELS, AXIS + ROW / 2);
+    if (!devices.length) pen.fillText(isRead ? "nothing is known yet: timelines begin with the second batch" : "reading ...", LABELS, AXIS + ROW / 2);
   }
 
   function clock(at) {
@@ -160,6 +160,7 @@
       const answer = await fetch(`${BASE}/data/timeline?batches=${batches.value}`);
       if (!answer.ok) return;
       take(await answer.json());
+      isRead = true;
     } catch { return; }
     if (follow.getAttribute("aria-pressed") === "true") show(0, total); else ask();
   }
