@@ -30,7 +30,7 @@ async def test_the_demo_is_seen_and_steered_while_it_goes_on(
     headers = run.tokens.headers("operator")
     async with browsing(last_address(run.folder, "page"), headers) as tab:
         await tab.open("/")
-        await tab.until("document.querySelector('[data-chart=reward] .u-legend') !== null")
+        await tab.until("document.querySelector('[data-chart=progress] .u-legend') !== null")
         await tab.page.get_by_role("button", name="pause").click()
         await tab.page.get_by_role("button", name="resume").wait_for()
         paused = run.wait_for(lambda now: now["phase"] == "paused")

@@ -20,7 +20,7 @@ from tests.view.sight import Scheduler, busy_timeline, local_run, page_of, servi
 from tests.view.stored import stored_run
 
 STEPS_SHOWN = "document.querySelector('.status').textContent.includes('step {} of 30')"
-CURVE_HAS = "document.querySelector('[data-chart=reward] .u-legend') !== null"
+CURVE_HAS = "document.querySelector('[data-chart=progress] .u-legend') !== null"
 
 
 async def test_the_page_follows_the_run_and_pauses_it(tmp_path: Path) -> None:
