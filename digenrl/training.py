@@ -4,6 +4,7 @@ import atexit
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,10 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from digenrl.api.client import Client
-from digenrl.local.processes.gpus import visible_gpus
 from digenrl.reward_server import Reward, RewardServer
-from shared.models.hub import ID_PATTERN
-from shared.recipe.toml import toml_value
 
 COMMAND = [sys.executable, "-P", "-m", "digenrl"]
 DEFAULTS: Mapping[str, Any] = {
@@ -166,11 +164,11 @@ def _prompts_file(prompts: Prompts, file: Path) -> Path:
 def _write(file: Path, base: str | Path | None, tables: Mapping[str, Any]) -> None:
     """Write a recipe, and fetch the model that it names on the hub."""
     if base is None:
-        device = {} if visible_gpus() else {"model.device": "cpu"}
+        device = {} if _has_gpu() else {"model.device": "cpu"}
         tables = {**DEFAULTS, **device, **tables}
     else:  # one that comes with DigenRL has no file here
         tables = {"base": Path(base).resolve() if Path(base).exists() else base, **tables}
-    file.write_text("".join(f"{key} = {toml_value(value)}\n" for key, value in tables.items()))
+    file.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in tables.items()))
     if "model.id" in tables:
         _run("fetch", str(file))
 
@@ -194,7 +192,7 @@ def _run(*words: str) -> str:
 
 def model_key(model: str | Path) -> dict[str, str]:
     """Return the key that names a model: a folder, or ORG/NAME on the hub."""
-    is_id = re.match(ID_PATTERN, str(model)) and not Path(model).exists()
+    is_id = isinstance(model, str) and model.count("/") == 1 and not Path(model).exists()
     return {"model.id": str(model)} if is_id else {"model.folder": str(Path(model).resolve())}
 
 
@@ -247,3 +245,18 @@ def _first_row(prompts: Path) -> Mapping[str, Any] | None:
         raise TrainingFailed(f"prompts: {prompts} holds no prompt; give one at least")
     row: Mapping[str, Any] = json.loads(lines[0]) if prompts.suffix == ".jsonl" else {}
     return row or {"prompt": lines[0]}
+
+
+def _has_gpu() -> bool:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return visible.strip() not in ("", "-1")
+    return shutil.which("nvidia-smi") is not None
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)

@@ -28,7 +28,7 @@ WORKER: dict[str, Any] = {
     "seconds_since_seen": 0.3, "memory_shortage": None,
     "bytes_up": 0, "seconds_up": 0.0, "mbits_up": None,
     "bytes_down": 0, "seconds_down": 0.0, "mbits_down": None, "round_trip_seconds": None,
-    "declines": "",
+    "declines": "", "gpu_use": None,
 }  # fmt: skip
 LOAD: dict[str, Any] = {
     "samples_per_second": 10.0, "forecast_samples_per_second": 20.0,

@@ -77,13 +77,15 @@ def test_make_install_brings_what_shipped_recipes_and_the_demo_use() -> None:
     assert rewards_of_shipped_recipes() | {"data", "tensorboard"} <= included("all")
 
 
-def test_the_image_of_the_reward_service_can_run_every_reward() -> None:
-    lines = [line for line in DOCKERFILE.splitlines() if "--extra reward" in line]
-    assert len(lines) == 2, "of the reward service, and of all workers of a host"
-    for line in lines:
-        words = line.split()
-        installed = {words[i + 1] for i, word in enumerate(words) if word == "--extra"}
-        assert {kind.extra for kind in KINDS.values()} <= installed
+def test_one_image_of_the_reward_service_has_no_torch_and_two_can_run_every_reward() -> None:
+    lines = [line.split() for line in DOCKERFILE.splitlines() if "--extra reward" in line]
+    small, *whole = [
+        {words[i + 1] for i, word in enumerate(words) if word == "--extra"} for words in lines
+    ]
+    needed = {kind.extra for kind in KINDS.values()}
+    assert small == needed - {"reward-models"}
+    assert len(whole) == 2, "of the reward service, and of all workers of a host"
+    assert all(needed <= each for each in whole)
 
 
 @pytest.mark.parametrize("extra", sorted({kind.extra for kind in KINDS.values()} | {"data"}))

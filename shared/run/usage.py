@@ -10,6 +10,7 @@ from statistics import median
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.config import JsonDict
 
 from shared.limits import MAX_TIMELINE_BYTES
 
@@ -24,15 +25,28 @@ has stored its prompt's conditions yet."""
 BUSY_USES: frozenset[DeviceUse] = frozenset({"generating", "scoring", "training", "committing"})
 
 
+LENT: JsonDict = {
+    "groups": 2, "samples_helped": 6, "reason": "gains most", "predicted_gain": 1.2,
+    "measured_gain": 1.1,
+}  # fmt: skip
+
+
 class TagUsage(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    """Help of devices that train in one batch."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True,
+        json_schema_extra={"examples": [LENT]},
+    )  # fmt: skip
 
     groups: int
     """Most groups that members were to generate."""
     samples_helped: int
     """Samples that lent members generated."""
     reason: str
+    """Cause of this number of groups."""
     predicted_gain: float | None
+    """Gain by the forecast at the opening of the batch."""
     measured_gain: float | None
     """Gain over the time that the batch was predicted to take without help."""
 
@@ -45,6 +59,7 @@ class BatchUsage(BaseModel):
         json_schema_extra={"examples": [{
             "batch": 12, "seconds": 4.2, "devices": {"rollout-0": {"generating": 3.1, "tail": 1.1}},
             "samples": 64, "forecast_seconds": 4.0, "bound_seconds": 3.6, "device_hours": 0.4,
+            "tag": LENT,
             "machines": {"rollout-0": "NVIDIA H100 80GB HBM3 0 on node7"},
         }]},
     )  # fmt: skip

@@ -107,6 +107,8 @@ class MemoryShortageView(View):
 class GpuUseView(View):
     """Memory, utilisation and power of a worker's GPUs, as their driver counts them."""
 
+    model_config = example(memory_bytes=61_000_000_000, utilisation=0.97, watts=640.0)
+
     memory_bytes: int
     """Bytes in use, also by other processes."""
     utilisation: float

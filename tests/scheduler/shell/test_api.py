@@ -26,6 +26,7 @@ from shared.messages.workers import Device
 from shared.process.http_access import CodeView
 from shared.process.http_api import Problem
 from shared.process.service import ProbeView
+from shared.run import usage
 from shared.run.chain import SEGMENT_STEPS
 from shared.run.layout import timeline_key, usage_key
 from shared.run.usage import BatchUsage, Timeline
@@ -309,7 +310,7 @@ def test_every_field_is_described_and_every_model_has_an_example_that_it_accepts
 ) -> None:
     known = {
         each.__name__: each
-        for module in (api_models, api_batches, api_letters, api_load)
+        for module in (api_models, api_batches, api_letters, api_load, usage)
         for each in (*vars(module).values(), CodeView, Problem, ProbeView)
         if isinstance(each, type) and issubclass(each, BaseModel)
     }
