@@ -91,7 +91,7 @@ async def test_500_tiles_scroll_smoothly(tmp_path: Path) -> None:
     tokens = load_tokens(tmp_path)
     async with page_of(run, tokens) as url, browsing(url, tokens.headers("viewer")) as tab:
         await tab.open("/samples?view=slider&size=s")
-        await tab.page.wait_for_load_state("networkidle")
+        await tab.until("!document.querySelector('.tiles img[loading=lazy]')")
         times = sorted(await tab.page.evaluate(MEASURE_FRAMES))
         tab.check()
     p95 = times[int(0.95 * len(times))]

@@ -228,4 +228,15 @@
   }
   addEventListener("popstate", load);
   restore();
+
+  // Pictures further down are loaded while nothing else is done: scrolling to many new ones at once stutters
+  const WAIT_MS = 500, AT_ONCE = 12;
+  function loadAhead() {
+    const shown = (each) => getComputedStyle(each).display !== "none";
+    const next = [...document.querySelectorAll('.tiles img[loading="lazy"]')].filter(shown).slice(0, AT_ONCE);
+    for (const each of next) each.loading = "eager";
+    const loaded = Promise.all(next.map((each) => each.decode().catch(() => {})));
+    loaded.then(() => setTimeout(loadAhead, next.length ? 0 : WAIT_MS));
+  }
+  if (!navigator.connection?.saveData) setTimeout(loadAhead, WAIT_MS);
 }
