@@ -1,4 +1,7 @@
-"""What the devices of a simulated run did: for benchmarks; the planner reads only its seconds."""
+"""Computes shares of time and help of a simulated run's devices, for benchmarks.
+
+The planner reads only the seconds of a simulated run.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence

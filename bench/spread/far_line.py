@@ -30,7 +30,7 @@ MAX_BURST_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class FarLine:
-    """What a line does to frames, in each direction."""
+    """Rate, delay, loss and queue of a line, in each direction."""
 
     mbits: float
     delay_s: float = 0.025

@@ -41,7 +41,7 @@ END_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class RunOnLine:
-    """What a run did."""
+    """Steps and seconds of a run, and the work that its workers lost, declined and did."""
 
     phase: str
     step: int
@@ -56,7 +56,7 @@ class RunOnLine:
     missed: int
     """Rounds of sums that came to nothing at a member."""
     declined: list[str]
-    """What the far worker has declined, one after the other, and why."""
+    """Reasons that the far worker reported for declined work, the oldest first."""
     done: dict[str, int]
     """Fragments or pieces of each worker."""
 

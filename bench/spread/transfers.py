@@ -43,7 +43,7 @@ class Transfer:
     """Estimated bytes per second, by the worker's newest transfers."""
 
     def factor(self, line: FarLine) -> float:
-        """Return the seconds, over those of a line that sends nothing but the object."""
+        """Return the ratio of the measured seconds to those of the bytes at the full rate."""
         return self.seconds * line.mbits * 1e6 / 8 / self.num_bytes
 
 

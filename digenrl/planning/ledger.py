@@ -156,8 +156,8 @@ def _placed(part: CardShare, books: Sequence[_CardBook]) -> ProcessPlacement:
 
 
 def _has_room(book: _CardBook, gib: float | None, *, spares: bool) -> bool:
-    """Whether a process of this size fits on the card; ``spares``: the policy keeps its preferred
-    memory. If a size is unknown, a card without a policy is enough."""
+    """Return whether a process of this size fits on the card; ``spares``: the policy keeps its
+    preferred memory. If a size is unknown, a card without a policy is enough."""
     room = book.free if spares else book.room
     if room is None or gib is None:
         return book.policy is None

@@ -279,7 +279,7 @@ async def _check_role(settings: ServiceSettings, request: HostRequest) -> None:
 
 
 def _is_finished(folder: Path) -> bool:
-    """Whether the first host has noted the run's end in this folder, which then is shared."""
+    """Return whether the first host recorded the run's end in this folder, if hosts share it."""
     with suppress(OSError, ValueError):
         return bool(json.loads((folder / STATE_JSON).read_text())["state"] == "finished")
     return False

