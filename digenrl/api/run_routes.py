@@ -3,11 +3,15 @@
 All of it is read from the store, as the page reads it, so it is there during a run and afterwards.
 """
 
+import asyncio
 from collections.abc import Sequence
+from tempfile import NamedTemporaryFile
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Path, Query, Response
+from fastapi.responses import FileResponse
 from pydantic import Field
+from starlette.types import Receive, Scope, Send
 
 from digenrl.api.run_history import RunHistory
 from digenrl.evaluation.records import EvaluationRecord
@@ -24,7 +28,7 @@ EXAMPLE_IMAGE = {
     "source": None, "scores": {"reward": 0.93, "proxy": 0.93},
 }  # fmt: skip
 KINDS = {"mp4": "video/mp4", "png": "image/png"}
-CACHED = {"cache-control": "private, max-age=86400"}
+CACHED = "private, max-age=86400"
 SMALL_SIDE = 448
 """Height and width to which pictures are reduced for overviews."""
 BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -38,6 +42,22 @@ Steps = Annotated[int, Query(ge=1, le=1000, description="how many steps at most"
 MediaName = Annotated[
     str, Path(pattern=r"^[A-Za-z0-9_.-]{1,100}$", description="last part of a link to it")
 ]
+
+
+class VideoResponse(FileResponse):
+    """Serves a video with ranges, which browsers request to move in it."""
+
+    def __init__(self, name: str, data: bytes) -> None:
+        headers = {"cache-control": CACHED, "etag": f'"{name}"'}
+        super().__init__(name, media_type=KINDS["mp4"], headers=headers)
+        self.data = data
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with NamedTemporaryFile() as file:
+            await asyncio.to_thread(file.write, self.data)
+            file.flush()
+            self.path = file.name
+            await super().__call__(scope, receive, send)
 
 
 class RecipeView(View):
@@ -129,7 +149,9 @@ def shown_routes(history: RunHistory) -> APIRouter:
         if data is None or kind is None:
             raise HTTPException(404, f"{name}: no evaluation has it")
         kind = content_type(data) if small and kind == "image/png" else kind
-        return Response(data, media_type=kind, headers=CACHED)
+        if kind == "video/mp4":
+            return VideoResponse(name, data)
+        return Response(data, media_type=kind, headers={"cache-control": CACHED})
 
     return router
 

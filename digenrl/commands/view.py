@@ -1,4 +1,4 @@
-"""`digenrl view`: the page of all runs, of a run, and of runs that are compared with it."""
+"""`digenrl view`: the page of all runs, or of one."""
 
 import os
 from pathlib import Path
@@ -20,13 +20,9 @@ from shared.errors import UserError
 
 
 def view(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[RUN]...",
-            help=f"{RUN_HELP}, and others to compare it with; by default all runs are shown",
-        ),
-    ] = None,
+    name: Annotated[
+        str, typer.Argument(metavar="[RUN]", help=f"{RUN_HELP}; by default all runs are shown")
+    ] = "",
     scheduler: Annotated[
         str, typer.Option(help="address of the scheduler's API, while the run is in progress")
     ] = "",
@@ -49,10 +45,10 @@ def view(
 
     if may_start and host not in LOOPBACK:
         raise UserError("--may-start: a recipe can name a Python file; listen on 127.0.0.1")
-    one = scheduler or names_store() or os.environ.get("DIGENRL_RUN")
-    wanted = [find_run(name, runs, reads=True) for name in names or ([""] if one else [])]
+    one = name or scheduler or names_store() or os.environ.get("DIGENRL_RUN")
+    wanted = find_run(name, runs, reads=True) if one else None
     settings = settings_from_options(
-        run=wanted[0].id if wanted else "all",
+        run=wanted.id if wanted else "all",
         worker="view",
         host=host,
         port=port,

@@ -1,13 +1,15 @@
 """Serves the pages of learning: curves, evaluations and versions."""
 
-from fastapi import APIRouter, Query, Request
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
 
 from digenrl.api.offline_routes import newest_versions
 from digenrl.evaluation.records import FIGURES
-from digenrl.view.figures import PER_PAGE, curves_of
 from digenrl.view.pages import Pages
 from shared.process.http_api import Before
+
+PER_PAGE = 50
+"""Versions of a page."""
 
 
 def learning_pages(pages: Pages) -> APIRouter:
@@ -32,12 +34,5 @@ def learning_pages(pages: Pages) -> APIRouter:
             has_adapter=recipe is not None and recipe.model.trained == "lora",
             kept={each.version for each in shown if each.is_kept},
         )  # fmt: skip
-
-    @router.get("/data/steps")
-    async def steps(after: int = Query(-1, ge=-1, lt=2**31)) -> JSONResponse:
-        """Metrics of the steps after a version, and all evaluations, of each run."""
-        for each in view.runs:
-            await each.look()
-        return JSONResponse([curves_of(each, after) for each in view.runs])
 
     return router

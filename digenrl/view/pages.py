@@ -30,19 +30,14 @@ WALL = "digenrl.wall"
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One run, and what else is compared with it."""
+    """One run."""
 
     history: RunHistory
     live: LiveRun
-    others: tuple[RunHistory, ...] = ()
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     """Variables that locate the run's store, for a separate process."""
     folder: Path | None = None
     """The run's folder, if it is on this host."""
-
-    @property
-    def runs(self) -> tuple[RunHistory, ...]:
-        return (self.history, *self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +59,8 @@ class Pages:
         template = "part" if "part" in request.query_params else "whole"
         return render(
             self.templates, request, template, page=name, run=view.history.run, reading=reading,
-            live=live, others=[each.run for each in view.others], refreshes=refreshes,
-            may_steer=bool(view.live.url) and is_operator(request), **fields,
+            live=live, refreshes=refreshes, may_steer=bool(view.live.url) and is_operator(request),
+            **fields,
         )  # fmt: skip
 
 

@@ -18,17 +18,20 @@ VERSIONS = (0, 4)
 DEVICES = ("rollout-0", "rollout-1", "trainer-0", "reward-0")
 
 
-def stored_run(folder: Path, timelines: bool = True, gold: float = 0.0) -> Run:
-    """Return a run of four steps, each of which adds ``gold`` to the gold reward."""
+def stored_run(
+    folder: Path, timelines: bool = True, gold: float = 0.0, *, video: bytes = b""
+) -> Run:
+    """Return a run of four steps, each of which adds ``gold`` to the gold reward; with ``video``
+    all its samples are this mp4."""
     run = Run(folder / "objects").begin()
     run.commit(4)
-    asyncio.run(_fill(run, timelines, gold))
+    asyncio.run(_fill(run, timelines, gold, video))
     return run
 
 
-async def _fill(run: Run, timelines: bool, gold: float) -> None:
+async def _fill(run: Run, timelines: bool, gold: float, video: bytes) -> None:
     for version in VERSIONS:
-        await _evaluate(run, version, 0.5 + gold * version)
+        await _evaluate(run, version, 0.5 + gold * version, video)
     for batch in range(4):
         uses = {"generating": 3.0, "waiting_for_trainer": 1.0}
         usage = {"batch": batch, "seconds": 4.0, "devices": dict.fromkeys(DEVICES, uses)}
@@ -43,8 +46,9 @@ async def _fill(run: Run, timelines: bool, gold: float) -> None:
     await append(run.store, RUN, failed)
 
 
-async def _evaluate(run: Run, version: int, gold: float) -> None:
+async def _evaluate(run: Run, version: int, gold: float, video: bytes) -> None:
     folder = Evaluations(run.store, RUN, "a" * 64)
+    film = video and await run.store.put(folder.media_folder, video, suffix=".mp4")
     samples = []
     for digit in range(6):
         still = await run.store.put(folder.media_folder, _picture(digit, version), suffix=".png")
@@ -52,7 +56,7 @@ async def _evaluate(run: Run, version: int, gold: float) -> None:
         score = (digit if version else 5 - digit) / 10
         scores: dict[str, float | None] = {"proxy": score, "gold other": score / 2, "reward": score}
         samples.append(
-            KeptSample(prompt=prompt, media=still, still=still, right=right, scores=scores)
+            KeptSample(prompt=prompt, media=film or still, still=still, right=right, scores=scores)
         )
     record = EvaluationRecord(
         run=RUN, policy=examples.policy(version), settings="a" * 64, worker="report", seconds=1.0,

@@ -8,7 +8,7 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 
-from digenrl.evaluation.media import as_png
+from digenrl.evaluation.media import as_mp4, as_png
 from digenrl.evaluation.records import EvaluationRecord, Evaluations, KeptSample, Quality
 from digenrl.local.secrets.tokens import load_tokens
 from tests import examples
@@ -48,6 +48,29 @@ async def test_the_gallery_is_used_by_keyboard_and_its_address_shows_the_same(
             assert archive.namelist() == ["0001.png", "samples.csv"]
             assert b'"0001.png","4","the digit 1","0.1","0.4"' in archive.read("samples.csv")
         assert await tab.faults() == []
+        tab.check()
+
+
+MOMENT = "document.querySelector('#lightbox video.after').currentTime"
+
+
+async def test_a_video_goes_forward_and_back_by_single_frames(tmp_path: Path) -> None:
+    frames = np.zeros((24, 3, 64, 64), np.uint8)
+    frames[np.arange(24), :, np.arange(24)] = 255
+    run = await asyncio.to_thread(stored_run, tmp_path, False, video=as_mp4(frames))
+    tokens = load_tokens(tmp_path)
+    async with page_of(run, tokens) as url, browsing(url, tokens.headers("viewer")) as tab:
+        keys = tab.page.keyboard
+        await tab.open("/samples?show=0")
+        await tab.until(f"{MOMENT} > 0.2")
+        await keys.press(" ")
+        await tab.page.evaluate(f"{MOMENT} = 0.5")
+        await tab.until(f"{MOMENT} === 0.5")
+        await keys.press(",")
+        await tab.until(f"Math.abs({MOMENT} - 7 / 16) < 0.001")
+        for _ in range(3):
+            await keys.press(".")
+        await tab.until(f"Math.abs({MOMENT} - 10 / 16) < 0.001")
         tab.check()
 
 

@@ -87,11 +87,9 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
     return load_tokens(tmp_path_factory.mktemp("tokens"))
 
 
-def client_of(
-    run: Run, tokens: Tokens, live: LiveRun | None = None, others: tuple[RunHistory, ...] = ()
-) -> TestClient:
+def client_of(run: Run, tokens: Tokens, live: LiveRun | None = None) -> TestClient:
     access = Access(TokenFile(tokens.folder / "api_tokens.json"))
-    view = View(RunHistory(run.store, RUN), live or LiveRun("", httpx.AsyncClient()), others)
+    view = View(RunHistory(run.store, RUN), live or LiveRun("", httpx.AsyncClient()))
     guard = Guard(create_app(view, access), own_names("127.0.0.1"), access=access)
     return TestClient(guard, base_url="http://localhost", headers=tokens.headers("viewer"))
 
@@ -169,31 +167,14 @@ def test_a_video_of_the_overview_plays_on_hover(tokens: Tokens, tmp_path: Path) 
     [video] = re.findall(r"<video [^>]+data-hover[^>]+>", client.get("/").text)
     [source] = re.findall(r'src="([^"]+\.mp4)"', video)
     assert client.get(source).content == b"an mp4" and 'poster="/v1/media/' in video
+    part = client.get(source, headers={"range": "bytes=3-4"})
+    assert (part.status_code, part.content) == (206, b"mp"), "browsers move in a video by ranges"
 
 
 def test_the_recipe_marks_what_differs_from_the_defaults(client: TestClient) -> None:
     changed, _, rest = client.get("/recipe").text.partition("Keys at their defaults")
     assert "run.steps" in changed and "Optimizer steps." in changed
     assert "run.seed" in rest and "run.seed" not in changed
-
-
-def test_curves_are_asked_for_once(client: TestClient) -> None:
-    [whole] = client.get("/data/steps").json()
-    assert (whole["run"], whole["version"]) == (RUN, [1, 2, 3, 4])
-    assert whole["metrics"]["reward_mean"] == [0.25, 0.5, 0.75, 1.0]
-    assert (whole["evaluated"], whole["figures"]["gold other"]) == ([0, 4], [0.5, 0.5])
-    [news] = client.get("/data/steps?after=3").json()
-    assert (news["version"], news["metrics"]["loss"]) == ([4], [-2.0])
-
-
-def test_new_steps_are_seen_while_the_page_is_open(
-    tokens: Tokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("digenrl.api.run_history.POLL_S", 0.0)
-    client = client_of(run := filled(tmp_path), tokens)
-    assert client.get("/data/steps").json()[0]["version"][-1] == 4
-    run.commit(2)
-    assert client.get("/data/steps?after=4").json()[0]["version"] == [5, 6]
 
 
 def test_timelines_of_the_newest_batches_come_in_order(client: TestClient) -> None:
@@ -315,14 +296,6 @@ def test_dead_letters_are_shown_and_settled_by_operators(tokens: Tokens, tmp_pat
     client.headers.update(tokens.headers("operator"))
     assert f'data-post="{retry}"' in client.get("/letters").text
     assert client.post(retry, json={}).status_code == 202 and scheduler.asked == [retry]
-
-
-def test_two_runs_are_compared(run: Run, tokens: Tokens, tmp_path: Path) -> None:
-    other = Run(tmp_path / "other").begin()
-    other.commit(2)
-    client = client_of(run, tokens, others=(RunHistory(other.store, RUN),))
-    assert [each["version"][-1] for each in client.get("/data/steps").json()] == [4, 2]
-    assert f"compared with {RUN}" in client.get("/").text
 
 
 def test_versions_say_who_has_loaded_them(run: Run, tokens: Tokens) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -20,11 +19,11 @@ from shared.process.http_access import Access, Caller
 from shared.process.service import freeze_gc, serve
 from shared.process.settings import ServiceSettings
 from shared.run.run_recipe import needed_recipe
-from shared.store import ObjectStore, open_store
+from shared.store import open_store
 
 
 def show(
-    runs: Sequence[Run],
+    run: Run | None,
     folder: Path,
     settings: ServiceSettings,
     scheduler: str,
@@ -37,7 +36,7 @@ def show(
     `digenrl up` serves the page of its own run; for this run, only print a link to that page.
 
     Args:
-        runs: the named run, followed by runs to compare it with; without one, all runs are shown.
+        run: the named run; None: all runs are shown.
         folder: folder of all runs.
         scheduler: address of the scheduler's API; empty if the runs are over.
         token_file: file with an operator's token for this API.
@@ -46,21 +45,16 @@ def show(
     Raises:
         UserError: if there is no such run, or if the run is in progress and ``scheduler`` is empty.
     """
-    is_alone = not scheduler and len(runs) == 1 and in_progress(runs[0].folder)
-    if is_alone and (link := _link_to_live(runs[0])) is not None:
+    is_live = run is not None and not scheduler and in_progress(run.folder)
+    if run is not None and is_live and (link := _link_to_live(run)) is not None:
         print(link)  # noqa: T201 -- a link to click
         return
     with ExitStack() as stack:
-        stores = [_open(stack, run) for run in runs]
-        histories = [
-            RunHistory(store, run.id) for (store, _), run in zip(stores, runs, strict=True)
-        ]
-        environment = stores[0][1] if stores else {}
-        asyncio.run(
-            _show(
-                histories, folder, environment, settings, scheduler, token_file, may_start=may_start
-            )
-        )
+        history = None
+        if run is not None:
+            stack.enter_context(run_store(run))  # starts the store of an ended local run
+            history = RunHistory(open_store(ServiceSettings(run=run.id).store), run.id)
+        asyncio.run(_show(history, folder, settings, scheduler, token_file, may_start=may_start))
 
 
 def _link_to_live(run: Run) -> str | None:
@@ -71,29 +65,17 @@ def _link_to_live(run: Run) -> str | None:
     return None
 
 
-def _open(stack: ExitStack, run: Run) -> tuple[ObjectStore, dict[str, str]]:
-    """Open a run's store, and start the store of an ended local run until ``stack`` is closed.
-
-    Returns:
-        The store, and the environment variables for connecting to it.
-    """
-    stack.enter_context(run_store(run))
-    return open_store(ServiceSettings(run=run.id).store), dict(os.environ)
-
-
 async def _show(
-    histories: Sequence[RunHistory],
+    history: RunHistory | None,
     folder: Path,
-    environment: Mapping[str, str],
     settings: ServiceSettings,
     scheduler: str,
     token_file: Path | None,
     *,
     may_start: bool = False,
 ) -> None:
-    for history in histories:
-        if not scheduler:
-            await needed_recipe(history.store, history.run)
+    if history is not None and not scheduler:
+        await needed_recipe(history.store, history.run)
     listener = settings.listen(settings.host, settings.port)
     link_access = Access(cookie="digenrl-view", is_open=settings.open_api)
     access = settings.access(settings.run) if scheduler else link_access
@@ -101,10 +83,9 @@ async def _show(
         access.cookie += "-page"  # browsers send a cookie to all ports: the scheduler sets another
     async with client_of(scheduler, token_file) as client:
         own = None
-        if histories:
+        if history is not None:
             live = LiveRun(scheduler.rstrip("/"), client)
-            own_folder = folder / histories[0].run
-            own = View(histories[0], live, tuple(histories[1:]), environment, own_folder)
+            own = View(history, live, dict(os.environ), folder / history.run)
         fleet = FolderOfRuns(folder, own)
         if not scheduler:
             code = access.new_code(Caller("holder of the link", "operator"))

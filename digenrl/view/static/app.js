@@ -1,4 +1,4 @@
-// Keeps the page up to date: its changing part every two seconds, its charts from /data/steps.
+// Keeps the page up to date: its changing part every two seconds, its charts from the API.
 "use strict";
 
 const BASE = document.body.dataset.base;  // address of the run
@@ -50,9 +50,8 @@ function replace(part, text) {
   } });
 }
 
-function columns(runs, of) {
-  // One x axis for all lines: uPlot wants columns of equal length, null where a line has no value.
-  const lines = runs.flatMap((run) => of(run).map((line) => ({ ...line, name: runs.length > 1 ? `${run.run}: ${line.name}` : line.name })));
+// One x axis for all lines: uPlot wants columns of equal length, null where a line has no value.
+function columns(lines) {
   const x = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
   const at = new Map(x.map((value, index) => [value, index]));
   const ys = lines.map((line) => {
@@ -63,8 +62,8 @@ function columns(runs, of) {
   return { names: lines.map((line) => line.name), data: [x, ...ys] };
 }
 
-function draw(figure, runs) {
-  const { names, data } = columns(runs, CHARTS[figure.dataset.chart]);
+function draw(figure, run) {
+  const { names, data } = columns(CHARTS[figure.dataset.chart](run));
   figure.hidden = data[0].length === 0;
   if (figure.hidden) return;
   const known = drawn.get(figure);
@@ -100,27 +99,34 @@ function newest(plot) {
 
 let curves = null;
 
-function extend(before, news) {
-  if (before === null) return news;
-  return news.map((run, index) => {
-    const old = before[index], metrics = {};
-    for (const name of new Set([...Object.keys(old.metrics), ...Object.keys(run.metrics)])) {
-      const left = old.metrics[name] ?? new Array(old.version.length).fill(null);
-      metrics[name] = [...left, ...(run.metrics[name] ?? new Array(run.version.length).fill(null))];
-    }
-    return { ...run, version: [...old.version, ...run.version], metrics };
-  });
+// Return metrics of steps and figures of evaluations in columns, with the columns that are loaded; null if the server refuses.
+async function loadCurves(base, loaded = { version: [], metrics: {} }) {
+  const get = async (path) => { const answer = await fetch(`${base}/v1/${path}`); return answer.ok ? answer.json() : null; };
+  let { version, metrics } = loaded;
+  for (let next = version.at(-1) ?? 0; next !== null;) {
+    const page = await get(`curves?limit=1000&after=${next}`);
+    if (page === null) return null;
+    const column = (name, known, found) => [...(known[name] ?? new Array(version.length).fill(null)), ...(found[name] ?? new Array(page.versions.length).fill(null))];
+    metrics = Object.fromEntries(Object.keys({ ...metrics, ...page.metrics }).map((name) => [name, column(name, metrics, page.metrics)]));
+    [version, next] = [[...version, ...page.versions], page.next];
+  }
+  const evaluations = [];
+  for (let before = ""; before !== null;) {
+    const page = await get(`evaluations?limit=200${before}`);
+    if (page === null) return null;
+    evaluations.unshift(...page.reverse());
+    before = page.length < 200 ? null : `&before=${page[0].version}`;
+  }
+  const figures = evaluations.map(({ reward, figures: others, gold }) => ({ reward, ...others, ...Object.fromEntries(Object.entries(gold).map(([name, value]) => [`gold ${name}`, value])) }));
+  const names = [...new Set(figures.flatMap(Object.keys))].sort();
+  return { version, metrics, evaluated: evaluations.map((each) => each.version), figures: Object.fromEntries(names.map((name) => [name, figures.map((each) => each[name] ?? null)])) };
 }
 
 async function refreshCharts() {
-  const figures = document.querySelectorAll("[data-chart]");
-  if (!figures.length || document.hidden) return;
-  // All runs that are compared but the first are over, so the first alone says what is new.
-  const after = curves === null || curves.length > 1 ? -1 : curves[0].version.at(-1) ?? -1;
-  const answer = await fetch(`${BASE}/data/steps?after=${after}`);
-  if (!answer.ok) return;
-  curves = after < 0 ? await answer.json() : extend(curves, await answer.json());
-  figures.forEach((figure) => draw(figure, curves));
+  const charts = document.querySelectorAll("[data-chart]");
+  if (!charts.length || document.hidden) return;
+  curves = await loadCurves(BASE, curves ?? undefined) ?? curves;
+  if (curves !== null) charts.forEach((figure) => draw(figure, curves));
 }
 
 document.addEventListener("click", async (event) => {

@@ -28,8 +28,8 @@
     const runs = [];
     for (const { dataset } of sides) {
       if (runs.some((run) => run.run === dataset.run)) continue;
-      const answer = await fetch(`${dataset.base}/data/steps`);
-      if (answer.ok) runs.push({ ...(await answer.json())[0], run: dataset.run, colour: dataset.colour });
+      const loaded = await loadCurves(dataset.base);
+      if (loaded !== null) runs.push({ ...loaded, run: dataset.run, colour: dataset.colour });
     }
     document.querySelectorAll("[data-curve]").forEach((figure) => plot(figure, runs));
   }
