@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 
 from fastapi import HTTPException
 
@@ -12,24 +12,52 @@ from shared.process.linux import die_with_parent
 
 EXIT_REFUSED = 2
 """Exit status of a command whose options do not fit."""
+MAX_WAITING = 4
+"""Requests that may wait for the one in work; a further one is refused."""
 
 
-async def run_command(*words: str, environment: Mapping[str, str], limit_s: float) -> str:
-    """Return what a command prints.
+class Turns:
+    """Admits one request at a time to what takes long."""
+
+    def __init__(self) -> None:
+        self._lock, self._num_waiting = asyncio.Lock(), 0
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait until no other request is in work; raises HTTPException if too many wait."""
+        if self._num_waiting > MAX_WAITING:
+            raise HTTPException(503, f"{MAX_WAITING} requests wait already; try again later")
+        self._num_waiting += 1
+        try:
+            async with self._lock:
+                yield
+        finally:
+            self._num_waiting -= 1
+
+
+async def run_command(
+    *words: str,
+    limit_s: float,
+    module: str = "digenrl",
+    environment: Mapping[str, str] | None = None,
+    data: bytes = b"",
+) -> str:
+    """Return what a command prints, which reads ``data``.
 
     Raises:
         HTTPException: if the command fails, or takes longer than ``limit_s``.
     """
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "digenrl", *words, stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=dict(environment),
+        sys.executable, "-m", module, *words, stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment,
         preexec_fn=_after_all_else if sys.platform == "linux" else None,
     )  # fmt: skip
     try:
         async with asyncio.timeout(limit_s):
-            output, errors = await process.communicate()
+            output, errors = await process.communicate(data)
     except TimeoutError:
-        raise HTTPException(503, f"no {words[0]} within {limit_s:g} s") from None
+        why = f"no {words[0]} within {limit_s:g} s; `digenrl {words[0]}` has no limit of time"
+        raise HTTPException(503, why) from None
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

@@ -19,14 +19,12 @@ from fastapi import APIRouter, HTTPException, Query
 from fastapi import Path as InPath
 from fastapi.responses import StreamingResponse
 
-from digenrl.api.commands import run_command
+from digenrl.api.commands import Turns, run_command
 from digenrl.api.run_history import RunHistory
 from shared.process.http_api import errors
 
 EXPORT_S = 600.0
 """Longest time that an export takes; then it is given up."""
-MAX_WAITING_EXPORTS = 4
-"""Exports that may wait for the one that is made."""
 MAX_KEPT_EXPORTS = 2
 """Files that are kept."""
 CHUNK = 1 << 20
@@ -47,8 +45,7 @@ class Exports:
     """Variables that locate the store, for a separate process."""
     _files: OrderedDict[tuple[str, str], Path] = field(default_factory=OrderedDict)
     """Version and layout -> file."""
-    _one: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _waiting: int = 0
+    _turns: Turns = field(default_factory=Turns)
     _folder: "tempfile.TemporaryDirectory[str] | None" = None
 
     async def file(self, version: str, layout: AdapterLayout) -> "OpenFile":
@@ -59,19 +56,11 @@ class Exports:
                 for the file, or others wait.
         """
         number = await self._number(version)
-        if self._waiting > MAX_WAITING_EXPORTS:
-            raise HTTPException(
-                503, f"{MAX_WAITING_EXPORTS} exports wait already; ask again in a moment"
-            )
-        self._waiting += 1
-        try:
-            async with self._one:
-                key = str(number), layout
-                if key not in self._files:
-                    self._keep(key, await self._made(*key))
-                return OpenFile.open(self._files[key])  # which may be deleted while it is read
-        finally:
-            self._waiting -= 1
+        async with self._turns.turn():
+            key = str(number), layout
+            if key not in self._files:
+                self._keep(key, await self._made(*key))
+            return OpenFile.open(self._files[key])  # which may be deleted while it is read
 
     async def _number(self, version: str) -> int:
         history = self.history

@@ -4,7 +4,6 @@ Processes of their own sample, one at a time: neither readers of the page nor th
 The newest results are kept in memory.
 """
 
-import asyncio
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Annotated
 from fastapi import APIRouter, HTTPException
 from pydantic import ConfigDict, Field
 
-from digenrl.api.commands import run_command
+from digenrl.api.commands import Turns, run_command
 from digenrl.api.run_history import RunHistory
 from services.scheduler.shell.api_models import View, example
 from shared.caches import keep_newest
@@ -23,8 +22,8 @@ from shared.process.http_api import errors
 
 SAMPLE_S = 1800.0
 """Longest time that the samples of a version take; then the process is ended."""
-MAX_WAITING, MAX_KEPT, MAX_FILES = 4, 32, 1024
-"""Requests that may wait for the one in work; results that are kept, and their files."""
+MAX_KEPT, MAX_FILES = 32, 1024
+"""Results that are kept, and their files."""
 LINK = "/v1/media/prompt-3-4-000-0.png"
 Version = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -68,8 +67,7 @@ class SampleNow:
     """Present stage of the request in work; empty without one."""
     known: dict[SampleRequest, list[PromptSample]] = field(default_factory=dict)
     """Samples of earlier requests."""
-    _one: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _waiting: int = 0
+    _turns: Turns = field(default_factory=Turns)
     _number: int = 0
 
     async def samples(self, request: SampleRequest) -> list[PromptSample]:
@@ -81,18 +79,14 @@ class SampleNow:
         await self.history.look()
         if max(request.versions) > self.history.version:
             raise HTTPException(404, f"version: the newest version is {self.history.version}")
-        if self._waiting > MAX_WAITING:
-            raise HTTPException(503, f"{MAX_WAITING} requests wait already; try again later")
-        self._waiting += 1
-        try:
-            async with self._one:
+        async with self._turns.turn():
+            try:
                 if request not in self.known:
                     made = [s for each in request.versions for s in await self._made(request, each)]
                     keep_newest(self.known, request, made, MAX_KEPT)
                 return self.known[request]
-        finally:
-            self._waiting -= 1
-            self.stage = ""
+            finally:
+                self.stage = ""
 
     async def _made(self, request: SampleRequest, version: int) -> list[PromptSample]:
         self.stage, self._number = f"samples with version {version}", self._number + 1

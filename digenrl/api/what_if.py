@@ -4,27 +4,22 @@ Each plan is made by a process of its own, with limits of time and size, so neit
 page nor the scheduler wait for it. Recent answers are cached.
 """
 
-import asyncio
-import contextlib
 import re
-import sys
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException, Query
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
+from digenrl.api.commands import Turns, run_command
 from digenrl.api.models import PlanView
 from digenrl.api.run_history import RunHistory
 from digenrl.planning.child import MAX_DEVICES, PlanRequest
 from shared.caches import keep_newest
 from shared.process.http_api import errors
-from shared.process.linux import die_with_parent
 
 PLAN_S = 60.0
 """Longest time that a plan takes; then it is given up."""
-MAX_WAITING_PLANS = 4
-"""Plans that may wait for the one that is made."""
 MAX_KEPT_ANSWERS = 32
 """Answers that are kept."""
 POOL = r"^[A-Za-z0-9_.=+*, -]{1,200}$"
@@ -48,14 +43,6 @@ Staleness = Annotated[
 HostGpus = Annotated[int, Query(ge=1, le=64, description="GPUs per host where only GPUs count")]
 
 
-class PlanRefused(Exception):
-    """A plan cannot be made; has the reason, and the HTTP status for it."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-
-
 class Answer(BaseModel):
     """Output of the process that makes a plan (`digenrl.planning.child`)."""
 
@@ -69,68 +56,42 @@ class WhatIf:
 
     history: RunHistory
     _kept: dict[PlanRequest, PlanView] = field(default_factory=dict)
-    _one: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _waiting: int = 0
+    _turns: Turns = field(default_factory=Turns)
 
     async def plan(self, **arguments: Any) -> PlanView:
         """Return a plan.
 
         Raises:
-            Refused: if it cannot be made, or not in time.
+            HTTPException: if it cannot be made, or not in time.
         """
         await self.history.look()
         if self.history.recipe is None:
-            raise PlanRefused(404, f"the store holds no run {self.history.run!r}")
+            raise HTTPException(404, f"the store holds no run {self.history.run!r}")
         if not arguments.get("hosts") and not arguments.get("devices"):
-            raise PlanRefused(422, "hosts: name the GPUs, e.g. h100x8*4")
+            raise HTTPException(422, "hosts: name the GPUs, e.g. h100x8*4")
         _check_size(arguments.get("hosts"), arguments.get("devices"))
         question = PlanRequest(recipe=self.history.recipe.model_dump_json(), **arguments)
         if question not in self._kept:
-            keep_newest(self._kept, question, await self._in_turn(question), MAX_KEPT_ANSWERS)
+            async with self._turns.turn():
+                plan = self._kept.get(question) or await _made(question)
+            keep_newest(self._kept, question, plan, MAX_KEPT_ANSWERS)
         return self._kept[question]
-
-    async def _in_turn(self, question: PlanRequest) -> PlanView:
-        if self._waiting > MAX_WAITING_PLANS:
-            raise PlanRefused(503, f"{MAX_WAITING_PLANS} plans wait already; ask again in a moment")
-        self._waiting += 1
-        try:
-            async with self._one:
-                return self._kept.get(question) or await _made(question)
-        finally:
-            self._waiting -= 1
 
 
 async def _made(question: PlanRequest) -> PlanView:
     """Return the plan that a process of its own makes."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "digenrl.planning.child",
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        preexec_fn=die_with_parent if sys.platform == "linux" else None,
+    output = await run_command(
+        "plan", module="digenrl.planning.child", data=question.model_dump_json().encode(),
+        limit_s=PLAN_S,
     )  # fmt: skip
-    try:
-        async with asyncio.timeout(PLAN_S):
-            output, _ = await process.communicate(question.model_dump_json().encode())
-    except TimeoutError:
-        raise PlanRefused(
-            503, f"hosts: no plan within {PLAN_S:g} s; ask for fewer kinds or devices, or use "
-            "`digenrl plan`",
-        ) from None  # fmt: skip
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-    try:
-        answer = Answer.model_validate_json(output)
-    except ValidationError:
-        raise PlanRefused(503, "the plan was given up; `digenrl plan` shows why") from None
+    answer = Answer.model_validate_json(output)
     if answer.plan is None:
-        raise PlanRefused(422, answer.refused)
+        raise HTTPException(422, answer.refused)
     return answer.plan
 
 
 def _check_size(*pools: str | None) -> None:
-    """Raises Refused if one of these names more devices than are planned for here."""
+    """Raises HTTPException if one of these names more devices than are planned for here."""
     for pool in pools:
         number = 0
         for part in re.split(r"[,+]", pool or ""):
@@ -140,7 +101,7 @@ def _check_size(*pools: str | None) -> None:
                 product *= each
             number += product if counts else 0
         if number > MAX_DEVICES:
-            raise PlanRefused(
+            raise HTTPException(
                 422, f"hosts: at most {MAX_DEVICES} devices are planned here, not {number}; use "
                 "`digenrl plan`",
             )  # fmt: skip
@@ -162,11 +123,8 @@ def plan_routes(what_if: WhatIf) -> APIRouter:
         Takes seconds, and changes nothing.
         """
         given: Literal[0, 1] | None = None if staleness is None else 1 if staleness else 0
-        try:
-            return await what_if.plan(
-                hosts=hosts, devices=devices, profile=profile, staleness=given, host_gpus=host_gpus
-            )
-        except PlanRefused as refused:
-            raise HTTPException(refused.status, str(refused)) from None
+        return await what_if.plan(
+            hosts=hosts, devices=devices, profile=profile, staleness=given, host_gpus=host_gpus
+        )
 
     return router

@@ -3,12 +3,12 @@
 import re
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import HTMLResponse
 
 from digenrl.api.batch_records import CommittedBatches, Order
 from digenrl.api.status import newest_letters, stored_letters
-from digenrl.api.what_if import POOL, PlanRefused, WhatIf
+from digenrl.api.what_if import POOL, WhatIf
 from digenrl.evaluation.records import FIGURES
 from digenrl.reading.facts import MAX_LETTERS
 from digenrl.reading.letters import reasons
@@ -90,8 +90,8 @@ def _add_plan(router: APIRouter, pages: Pages, what_if: WhatIf) -> None:
             try:
                 asked = int(staleness) if staleness else None
                 found = await what_if.plan(hosts=hosts, staleness=asked, profile=profile or None)
-            except PlanRefused as reason:
-                refused = str(reason)
+            except HTTPException as error:
+                refused = error.detail
         return await pages.page(
             request, "plan", found=found, refused=refused, hosts=hosts, staleness=staleness,
             profile=profile, profiles=profile_names(),

@@ -15,6 +15,7 @@ import pytest
 from fastapi.testclient import TestClient
 from safetensors.torch import load
 
+from digenrl.api import commands
 from digenrl.api import export_routes as export_module
 from digenrl.api.client import Client, Refused
 from digenrl.api.export_routes import AdapterLayout, Exports, OpenFile, export_routes
@@ -91,7 +92,7 @@ def test_what_cannot_be_exported_is_said_with_the_reason(
         shutil.rmtree(tmp_path / "objects" / folder)
     status, reason = refusal(1)
     assert status == 409 and "version 1" in reason
-    monkeypatch.setattr(export_module, "MAX_WAITING_EXPORTS", -1)
+    monkeypatch.setattr(commands, "MAX_WAITING", -1)
     assert refusal(2)[0] == 503
 
 
