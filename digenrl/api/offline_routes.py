@@ -3,8 +3,6 @@
 The routes and their types are the scheduler's; no worker is there, and nothing can be changed.
 """
 
-import json
-
 from fastapi import APIRouter
 
 from digenrl.api.live import LiveRun
@@ -16,6 +14,7 @@ from services.scheduler.shell.api_batches import VersionView
 from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView, TagView, WorkerView
 from services.scheduler.shell.dead_letters_api import letter_lists
+from services.scheduler.sim.staleness import StalenessDecision
 from shared.process.http_api import BatchNumber, Before, Limit, existing
 from shared.run.layout import staleness_key, weights_folder
 from shared.run.log_entries import PhaseChange
@@ -58,8 +57,8 @@ async def _staleness(store: ObjectStore, run: str) -> tuple[int, str] | None:
     data = await store.read(staleness_key(run))
     if data is None:
         return None
-    fields = json.loads(data)
-    return int(fields["max_staleness"]), str(fields["reason"])
+    decision = StalenessDecision.model_validate_json(data)
+    return decision.max_staleness, decision.reason
 
 
 async def stored_versions(history: RunHistory, limit: int, before: int | None) -> list[VersionView]:

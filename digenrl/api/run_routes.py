@@ -142,10 +142,8 @@ def shown_routes(history: RunHistory) -> APIRouter:
     async def media(name: MediaName, small: Small = False) -> Response:
         """An image as PNG or a video as mp4, of an evaluation or of a prompt of a caller."""
         await history.look()
-        data, kind = (
-            await history.media(name, SMALL_SIDE if small else None),
-            KINDS.get(name.rpartition(".")[2]),
-        )
+        data = await history.media(name, SMALL_SIDE if small else None)
+        kind = KINDS.get(name.rpartition(".")[2])
         if data is None or kind is None:
             raise HTTPException(404, f"{name}: no evaluation has it")
         kind = content_type(data) if small and kind == "image/png" else kind

@@ -46,14 +46,12 @@ def copy(
     if is_local and chosen.is_local and chosen.folder.resolve() == folder.resolve():
         raise UserError(f"STORE: {chosen.name} is in {runs} already; name another store")
     try:
-        with run_store(chosen, reads=True):
-            source = open_store(ServiceSettings(run=chosen.id).store)
+        with run_store(chosen, reads=True) as source:
             if is_local:
                 (folder / "logs").mkdir(parents=True, exist_ok=True)
             restored = Run(chosen.id, chosen.id, folder, is_local=True)
-            with run_store(restored) if is_local else nullcontext():
-                settings = ServiceSettings(run=chosen.id).store if is_local else given
-                copying = RunCopy(source, open_store(settings), chosen.id)
+            with run_store(restored) if is_local else nullcontext(open_store(given)) as target:
+                copying = RunCopy(source, target, chosen.id)
                 version = asyncio.run(_with_progress(copying))
                 if is_local:
                     asyncio.run(_write_start(copying, folder, version))

@@ -53,7 +53,7 @@ def evaluate(
     from shared.telemetry import configure_logs
 
     target = find_run(name or run, runs, reads=True)
-    with run_store(target) as has_started_store:
+    with run_store(target):
         settings = settings_from_options(
             run=target.id, worker=worker, host=host, port=port, stay=stay, open_api=open_api,
             plain_http=plain_http,
@@ -62,7 +62,7 @@ def evaluate(
         os.nice(nice)
         from digenrl.evaluation.process import catch_up, follow_run
 
-        if once or has_started_store:
+        if once or target.is_local:
             asyncio.run(catch_up(settings, every=every))
         else:
             asyncio.run(follow_run(settings, every=every))

@@ -38,11 +38,9 @@ def follow(
     from digenrl.local.store import run_store
     from shared.telemetry import configure_logs
 
-    target, targets = (
-        find_run(name or run, runs, reads=True),
-        MetricTargets(tensorboard, wandb, as_json),
-    )
-    with run_store(target) as has_started_store:
+    target = find_run(name or run, runs, reads=True)
+    targets = MetricTargets(tensorboard, wandb, as_json)
+    with run_store(target):
         settings = settings_from_options(run=target.id)
         configure_logs(service="follow", worker="follow", run=target.id)
-        asyncio.run(follow_run(settings, targets, once=once or has_started_store))
+        asyncio.run(follow_run(settings, targets, once=once or target.is_local))

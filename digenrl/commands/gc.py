@@ -39,14 +39,11 @@ def gc(
     that are not kept."""
     from digenrl.local.store import run_store
     from shared.limits import SAFE_AGE_S
-    from shared.process.settings import ServiceSettings
     from shared.run.garbage import delete_garbage, find_garbage
-    from shared.store import open_store
 
     chosen = find_run(name or run, runs)
-    with run_store(chosen) as is_alone:
-        store = open_store(ServiceSettings(run=chosen.id).store)
-        by_default = 0.0 if is_alone else SAFE_AGE_S
+    with run_store(chosen) as store:
+        by_default = 0.0 if chosen.is_local else SAFE_AGE_S
         age = by_default if hours is None else 3600 * hours
         garbage = asyncio.run(find_garbage(store, chosen.id, now=time.time(), min_age=age))
         if not as_json:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from shared.recipe.recipe import Recipe
+    from shared.store import ObjectStore
 
 BASE, OUT = "base", "samples"
 
@@ -65,9 +66,9 @@ def generate(
         recipe = load_recipe(located(Path(what)), keys)
     else:
         run = find_run(what, runs, reads=True)
-        with run_store(run, reads=True):
+        with run_store(run, reads=True) as store:
             wanted = BASE if adapter else version or "newest"
-            recipe, stored = asyncio.run(_from_run(run.id, wanted, keys))
+            recipe, stored = asyncio.run(_from_run(store, run.id, wanted, keys))
         weights, folder = adapter or stored, run.folder / OUT
     prepare_libraries(recipe, threads=recipe.rollout.threads)
     from digenrl.report.generate import generate as make
@@ -80,17 +81,15 @@ def generate(
 
 
 async def _from_run(
-    run: str, version: str, keys: Mapping[str, Any]
+    store: "ObjectStore", run: str, version: str, keys: Mapping[str, Any]
 ) -> "tuple[Recipe, dict[str, Tensor] | None]":
     """Return the recipe of a run with these keys, and the weights of a version."""
     from digenrl.report.export_run import read_version
-    from shared.process.settings import ServiceSettings
     from shared.recipe.files import RecipeLayer
     from shared.recipe.recipe import resolve
     from shared.run.run_recipe import needed_recipe
-    from shared.store import open_store
 
-    store, path, weights = open_store(ServiceSettings(run=run).store), Path("recipe.json"), None
+    path, weights = Path("recipe.json"), None
     recipe = await needed_recipe(store, run)
     if version != BASE:
         _, weights = await read_version(store, recipe, parse_version(version))

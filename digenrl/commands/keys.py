@@ -73,17 +73,11 @@ def link(
     ] = "",
 ) -> None:
     """Print a link that signs a browser in; it works once, for ten minutes."""
-    import httpx
+    from digenrl.api.checked_client import CheckedClient
 
     headers = _tokens(folder).headers(role)
-    try:
-        with httpx.Client(
-            headers=headers, verify=_trusted(folder), timeout=10, trust_env=False
-        ) as client:
-            answer = client.post(f"{scheduler.rstrip('/')}/v1/codes").raise_for_status()
-    except httpx.HTTPError as error:
-        raise UserError(f"--scheduler: {scheduler} gives no link: {error}; is it up?") from error
-    typer.echo(f"{(shown or scheduler).rstrip('/')}{answer.json()['path']}")
+    with CheckedClient.of(scheduler, headers, _trusted(folder)) as client:
+        typer.echo(f"{(shown or scheduler).rstrip('/')}{client.make_code().path}")
 
 
 @keys.command()

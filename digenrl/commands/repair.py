@@ -31,14 +31,11 @@ def repair(
     from digenrl.evaluation.records import EvaluationRecord
     from digenrl.local.store import run_store
     from services.scheduler.sim.staleness import StalenessDecision
-    from shared.process.settings import ServiceSettings
     from shared.run.repair import apply_remedy, find_damage
     from shared.run.usage import BatchUsage
-    from shared.store import open_store
 
     chosen = find_run(name or run, runs)
-    with run_store(chosen):
-        store = open_store(ServiceSettings(run=chosen.id).store)
+    with run_store(chosen) as store:
         models = {
             r"usage/.*": BatchUsage.model_validate_json,
             r"staleness\.json": StalenessDecision.model_validate_json,

@@ -1,12 +1,18 @@
 """Starts the evaluator of a run."""
 
+from typing import TYPE_CHECKING
+
 from digenrl.evaluation.progress import Progress, routes
 from shared.process.service import Health, serve, worker_app
 from shared.process.settings import ServiceSettings
 from shared.process.worker_process import prepare_libraries
+from shared.recipe.recipe import Recipe
 from shared.run.files import check_files
 from shared.run.run_recipe import FILES, needed_recipe, wait_for_recipe
-from shared.store import open_store
+from shared.store import ObjectStore, open_store
+
+if TYPE_CHECKING:
+    from digenrl.evaluation.follower import Follower
 
 
 async def follow_run(settings: ServiceSettings, *, every: int | None) -> None:
@@ -20,14 +26,7 @@ async def follow_run(settings: ServiceSettings, *, every: int | None) -> None:
     async def work() -> None:
         store = open_store(settings.store)
         recipe = await wait_for_recipe(store, settings.run, place=settings.store_place)
-        await check_files(store, recipe, FILES, needed=False, stores=False)
-        prepare_libraries(recipe, threads=recipe.evaluation.threads)
-        from digenrl.evaluation.follower import Follower  # torch: the probes answer first
-
-        follower = Follower(
-            store, settings.run, progress, worker=settings.worker, every=every,
-            memory=settings.rollout_memory,
-        )  # fmt: skip
+        follower = await _prepared(store, recipe, settings, progress, every)
         health.is_ready()
         await follower.follow(stay=settings.stay)
 
@@ -42,12 +41,19 @@ async def catch_up(settings: ServiceSettings, *, every: int | None) -> None:
     """
     store = open_store(settings.store)
     recipe = await needed_recipe(store, settings.run)
+    await (await _prepared(store, recipe, settings, Progress(), every)).catch_up()
+
+
+async def _prepared(
+    store: ObjectStore, recipe: Recipe, settings: ServiceSettings, progress: Progress,
+    every: int | None,
+) -> "Follower":  # fmt: skip
+    """Check the recipe's files, and return the evaluator."""
     await check_files(store, recipe, FILES, needed=False, stores=False)
     prepare_libraries(recipe, threads=recipe.evaluation.threads)
-    from digenrl.evaluation.follower import Follower
+    from digenrl.evaluation.follower import Follower  # torch: the probes answer first
 
-    follower = Follower(
-        store, settings.run, Progress(), worker=settings.worker, every=every,
+    return Follower(
+        store, settings.run, progress, worker=settings.worker, every=every,
         memory=settings.rollout_memory,
     )  # fmt: skip
-    await follower.catch_up()

@@ -129,10 +129,8 @@ def make_own_prompts(recipe: Recipe, say: ShowLine) -> bool:
     Raises:
         UserError: as `fetch_prompts` does.
     """
-    has_prompts, named = (
-        False,
-        {"data": recipe.data.dataset, "evaluation": recipe.evaluation.dataset},
-    )
+    has_prompts = False
+    named = {"data": recipe.data.dataset, "evaluation": recipe.evaluation.dataset}
     for table, dataset in named.items():
         if dataset is not None and dataset.folder is not None and dataset.commit is None:
             convert_files(dataset, dataset.folder, f"{table}.dataset", say)

@@ -14,7 +14,7 @@ from digenrl.local.limits import MAX_READ_VERSIONS, PAGE_ANSWER_S
 from digenrl.local.runs import Run, Service, in_progress, last_address, read_progress
 from digenrl.local.store import run_store
 from shared.errors import UserError
-from shared.store import ObjectStore, open_store
+from shared.store import ObjectStore
 
 if TYPE_CHECKING:
     from digenrl.api.client import Client
@@ -134,7 +134,6 @@ def connect(
     Raises:
         UserError: if a service that was named does not answer, or there is no such run.
     """
-    from shared.process.settings import ServiceSettings
     from shared.telemetry import quiet_logs
 
     quiet_logs()
@@ -147,8 +146,8 @@ def connect(
                 )
                 yield Connection(client, is_live=True)
                 return
-        stack.enter_context(run_store(run, reads=read_progress(run.folder).state == "reporting"))
-        store = open_store(ServiceSettings(run=run.id).store)
+        is_read = read_progress(run.folder).state == "reporting"
+        store = stack.enter_context(run_store(run, reads=is_read))
         yield Connection(stored_client(store, run.id), is_live=False)
 
 

@@ -13,10 +13,8 @@ from digenrl.local.store import run_store
 from digenrl.reading.recipe_differences import flat_values
 from shared.errors import UserError
 from shared.process.libraries import recorded_versions
-from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe, stored_recipe
-from shared.run.commits import CommitRecord, commit_chain
-from shared.store import open_store
+from shared.run.commits import commit_chain
 
 NAMES = {"run.name", "model.folder"}
 """Keys that differ without another result: the model's files are compared by their digest."""
@@ -95,16 +93,12 @@ def stored(record: RunRecord) -> StoredFacts:
     Raises:
         UserError: if the run is in progress, or its store holds no version.
     """
-    with run_store(record.run):
-        chain, libraries = asyncio.run(_read_store(record.run.id))
+    with run_store(record.run) as store:
+        chain = asyncio.run(commit_chain(store, record.run.id))
+        libraries = asyncio.run(recorded_versions(store, record.run.id))
     if not chain:
         raise UserError(f"{record.run.name}: the run has no version yet")
     return StoredFacts([each.policy.weights_digest for each in chain], libraries)
-
-
-async def _read_store(run: str) -> tuple[Sequence[CommitRecord], dict[str, str]]:
-    store = open_store(ServiceSettings(run=run).store)
-    return await commit_chain(store, run), await recorded_versions(store, run)
 
 
 def workers_differences(one: StoredFacts, other: StoredFacts) -> list[str]:

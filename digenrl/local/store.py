@@ -18,14 +18,16 @@ from digenrl.local.runs import Run, RunInProgress, lock_run, noted_store, read_s
 from digenrl.local.secrets.keys import load_keys
 from shared.errors import Unavailable
 from shared.process.linux import die_with_parent
+from shared.process.settings import Endpoints
+from shared.store import ObjectStore, open_store
 
 STORE = "objects"
 
 
 @contextmanager
-def run_store(run: Run, *, reads: bool = False) -> Iterator[bool]:
-    """Name the store of a run in the environment of this process; start it if it is in the run's
-    folder, which yields True.
+def run_store(run: Run, *, reads: bool = False) -> Iterator[ObjectStore]:
+    """Open the store of a run, and name it in the environment of this process; start it if it is in
+    the run's folder.
 
     If another command has started it, such as `digenrl view`, its store is used; a command that
     only reads commits uses the store of a run in progress as well.
@@ -36,7 +38,7 @@ def run_store(run: Run, *, reads: bool = False) -> Iterator[bool]:
     named = {"DIGENRL_STORE_URL": run.store_url} if run.store_url else {}
     given = local_store(run, reads=reads) if run.is_local else nullcontext(named)
     with given as variables, _environment(variables):
-        yield run.is_local
+        yield open_store(Endpoints().store)
 
 
 @contextmanager

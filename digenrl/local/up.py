@@ -348,10 +348,8 @@ async def run_to_end(
     ``output``: file that it writes to; by default, what this process writes to.
     """
     process = await supervisor.launch(argv, environment, output)
-    ending, stop_request = (
-        asyncio.create_task(process.wait()),
-        asyncio.create_task(interrupted.wait()),
-    )
+    ending = asyncio.create_task(process.wait())
+    stop_request = asyncio.create_task(interrupted.wait())
     await asyncio.wait({ending, stop_request}, return_when=asyncio.FIRST_COMPLETED)
     stop_request.cancel()
     if ending.done():

@@ -246,10 +246,8 @@ def _with_remedies(reason: str, costs: Profile, use: ModelUse | None, devices: D
     kinds = [kind for kind, count in devices.items() if count and kind in costs.devices]
     if use is None or not kinds:
         return reason
-    sized_profile, largest = (
-        with_memory(costs, use),
-        max(kinds, key=lambda k: costs.devices[k].memory_gib),
-    )
+    sized_profile = with_memory(costs, use)
+    largest = max(kinds, key=lambda k: costs.devices[k].memory_gib)
     for role, words in WORDS.items():
         remedy = memory_remedy(costs, use, largest, role)
         if remedy and not any(speed(sized_profile, kind, role) for kind in kinds):

@@ -162,10 +162,8 @@ class EncoderApp:
         tasks.create_task(self._store_once(prompt, packed, fault))
 
     async def _store_once(self, prompt: Prompt, packed: bytes, fault: str) -> None:
-        digest, worker = (
-            self._encoding.digest(prompt.text, prompt.image, prompt.negative_prompt),
-            self._worker.address,
-        )
+        digest = self._encoding.digest(prompt.text, prompt.image, prompt.negative_prompt)
+        worker = self._worker.address
         try:
             store = partial(store_conditions, self._store, self._bus.run, digest, packed)
             named = partial(store, prompt=prompt.text, worker=worker, fault=fault)

@@ -92,8 +92,8 @@ def test_status_of_a_finished_run_names_the_report_in_progress(tmp_path: Path) -
 def test_a_bucket_s_prefix_is_a_store_and_a_run(tmp_path: Path) -> None:
     found = find_run("s3://bucket/team/demo/", tmp_path)
     assert (found.id, found.store_url, found.is_local) == ("demo", "s3://bucket/team", False)
-    with run_store(found) as is_left:
-        assert not is_left and Endpoints().store_url == "s3://bucket/team"
+    with run_store(found):
+        assert Endpoints().store_url == "s3://bucket/team"
 
 
 def test_a_folder_is_a_run_also_where_the_environment_names_another_store(

@@ -41,9 +41,8 @@ def at(folder: Path) -> Run:
 @pytest.mark.broker
 def test_the_store_of_a_run_is_there_for_a_command_and_gone_after_it(left: Path) -> None:
     recipe = load_recipe(DIGITS)
-    with run_store(at(left)) as is_left:
-        assert is_left
-        asyncio.run(store_recipe(open_store(Endpoints().store), recipe))
+    with run_store(at(left)) as store:
+        asyncio.run(store_recipe(store, recipe))
     assert "DIGENRL_STORE_URL" not in os.environ
     with run_store(at(left)):
         assert asyncio.run(read_recipe(open_store(Endpoints().store), "digits")) == recipe
@@ -56,8 +55,7 @@ def test_while_its_page_is_looked_at_other_commands_read_the_store_as_well(left:
         asyncio.run(store_recipe(open_store(Endpoints().store), recipe))
         for name in [name for name in os.environ if name.startswith("DIGENRL_S")]:
             del os.environ[name]  # as in another process
-        with run_store(at(left)) as is_there:
-            assert is_there
+        with run_store(at(left)):
             assert asyncio.run(read_recipe(open_store(Endpoints().store), "digits")) == recipe
     assert not list(left.glob("keys/store.json"))
 
@@ -101,8 +99,8 @@ def test_a_store_that_the_settings_name_is_left_alone(
     left: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DIGENRL_STORE_URL", "file:///somewhere")
-    with run_store(find_run("digits", left.parent)) as is_left:
-        assert not is_left and Endpoints().store_url == "file:///somewhere"
+    with run_store(find_run("digits", left.parent)):
+        assert Endpoints().store_url == "file:///somewhere"
 
 
 def test_a_command_that_is_told_no_run_says_so(tmp_path: Path) -> None:

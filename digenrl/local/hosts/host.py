@@ -5,7 +5,6 @@ this process was stopped; 2: this host can never take part as it is; anything el
 """
 
 import asyncio
-import json
 import os
 import re
 import shlex
@@ -31,7 +30,7 @@ from digenrl.local.processes.program import Program
 from digenrl.local.processes.starter import Starter
 from digenrl.local.processes.supervisor import ChildRefused, Supervisor
 from digenrl.local.running.command_lines import worker_programs
-from digenrl.local.runs import STATE_JSON
+from digenrl.local.runs import read_progress
 from digenrl.local.secrets.keys import SETTINGS, Keys
 from digenrl.planning.entries import POLICY_ROLES, host_processes
 from shared.errors import DigenRLError, Unavailable, UserError
@@ -272,17 +271,11 @@ async def _check_role(settings: ServiceSettings, request: HostRequest) -> None:
             async with settings.connect_bus() as bus:
                 return await bus.check()
         except Unavailable as error:
-            if request.until_finished and _is_finished(request.keys.parent):
+            is_noted = read_progress(request.keys.parent).state == "finished"  # hosts may share it
+            if request.until_finished and is_noted:
                 raise RunFinished from error
             log.warning("waiting_for_nats", error=str(error), setting="DIGENRL_NATS_URL")
             await asyncio.sleep(HOST_RETRY_S)
-
-
-def _is_finished(folder: Path) -> bool:
-    """Return whether the first host recorded the run's end in this folder, if hosts share it."""
-    with suppress(OSError, ValueError):
-        return bool(json.loads((folder / STATE_JSON).read_text())["state"] == "finished")
-    return False
 
 
 def _fetch_model(recipe: Recipe) -> None:

@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import httpx
 
-from digenrl.local.brokers.embedded import Program
 from digenrl.local.limits import EVALUATION_POLL_S, EVALUATOR_TIMEOUT_S
+from digenrl.local.processes.program import Program, is_ready
 from digenrl.local.processes.supervisor import Supervisor
 from digenrl.local.running.command_lines import command
 from digenrl.local.running.display import Display
@@ -43,7 +44,7 @@ class LocalEvaluation:
             name=EVALUATOR,
             argv=argv,
             environment=dict(self.environment),
-            ready=self._ready,
+            ready=partial(is_ready, self._url),
             optional=True,
         )
         await self.supervisor.start(program, wait=False)
@@ -75,9 +76,6 @@ class LocalEvaluation:
             if pending and note != self.display.note:
                 self.display.say(note)
             await asyncio.sleep(EVALUATION_POLL_S)
-
-    async def _ready(self) -> bool:
-        return (await self.client.get(f"{self._url}/readyz")).status_code == 200
 
     @property
     def _url(self) -> str:

@@ -19,7 +19,6 @@ from shared.process.http_access import Access, Caller
 from shared.process.service import freeze_gc, serve
 from shared.process.settings import ServiceSettings
 from shared.run.run_recipe import needed_recipe
-from shared.store import open_store
 
 
 def show(
@@ -52,8 +51,7 @@ def show(
     with ExitStack() as stack:
         history = None
         if run is not None:
-            stack.enter_context(run_store(run))  # starts the store of an ended local run
-            history = RunHistory(open_store(ServiceSettings(run=run.id).store), run.id)
+            history = RunHistory(stack.enter_context(run_store(run)), run.id)
         asyncio.run(_show(history, folder, settings, scheduler, token_file, may_start=may_start))
 
 

@@ -158,10 +158,8 @@ def count_return(plan: Plan, state: State, event: FragmentReleased, now: float) 
         return state
     if event.reason == "draining":
         return state.with_worker(replace(worker, excluded="leaves"))
-    fragment, group = (
-        state.find_fragment(event.slot),
-        state.find_group(event.slot.batch, event.slot.group),
-    )
+    fragment = state.find_fragment(event.slot)
+    group = state.find_group(event.slot.batch, event.slot.group)
     is_current = group is not None and group.policy == state.policy
     if fragment is None or fragment.worker != worker.address or not is_current:
         return state  # rightly

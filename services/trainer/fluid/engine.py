@@ -98,10 +98,8 @@ class FluidEngine(TrainerEngine):
         newest, digest = self._sets.newest, self.newest_digest()
         trained, sampling = (newest.trained, digest), None
         if newest.are_distinct:
-            trained, sampling = (
-                (newest.trained, self._digest(newest.trained)),
-                (newest.sampling, digest),
-            )
+            trained = newest.trained, self._digest(newest.trained)
+            sampling = newest.sampling, digest
         states, types = self._states(), self._trained.types
         kept = self._kept.take(trained, sampling, states, types, is_first=this_rank() == 0)
         return replace(kept, change=self._packed_change())
