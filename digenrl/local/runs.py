@@ -196,12 +196,14 @@ class RunProgress:
     """Optimizer steps that the recipe asks for."""
     reward: float | None = None
     """Mean reward of the newest committed batch."""
+    failure: str | None = None
+    """Reason why the run has failed."""
 
     @classmethod
     def from_view(cls, run: dict[str, Any]) -> "RunProgress":
         """Return the progress of a run as the scheduler's API shows it."""
         state = "reporting" if run["phase"] == "finished" else run["phase"]
-        return cls(state, run["step"], run["steps"], run["reward_mean"])
+        return cls(state, run["step"], run["steps"], run["reward_mean"], run["failure"])
 
     def __str__(self) -> str:
         return f"{self.state} at step {self.step}{f' of {self.steps}' if self.steps else ''}"

@@ -27,7 +27,7 @@ from digenrl.local.processes.assignment import REPORT
 from digenrl.local.processes.ports import free_ports
 from digenrl.local.processes.preload import plan_preload
 from digenrl.local.processes.starter import Starter
-from digenrl.local.processes.supervisor import Supervisor
+from digenrl.local.processes.supervisor import ChildFailed, Supervisor
 from digenrl.local.running.alarms import AlarmRemedies
 from digenrl.local.running.command_lines import (
     command,
@@ -114,6 +114,10 @@ async def run_locally(local: LocalRun, *, as_json: bool = False) -> int:
                     return _explain_report(code, local, console)
                 outcome = "interrupted"
         return _explain(outcome, local, console)
+    except ChildFailed as error:
+        progress = replace(read_progress(local.folder), state="failed", failure=str(error))
+        progress.write(local.folder)
+        raise
     finally:
         await _stop_services(supervisor)
         await supervisor.stop(BROKERS, seconds=BROKER_STOP_S)

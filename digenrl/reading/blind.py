@@ -26,6 +26,11 @@ class Tally(NamedTuple):
         """Share of the second among the votes for either; None without any."""
         return share_interval(self.second, self.first + self.second)
 
+    @property
+    def leading_share(self) -> Interval | None:
+        """Likewise the share of the one with more votes, whichever it is."""
+        return share_interval(max(self.first, self.second), self.first + self.second)
+
 
 def blind_order(num_pairs: int, seed: int) -> list[BlindPair]:
     """Return all pairs in an order, and with sides, that depend on the seed alone.

@@ -1,8 +1,8 @@
-"""Computes 95 % confidence intervals of means and shares."""
+"""Computes 95 % confidence intervals of means and shares, and gains."""
 
 from collections.abc import Sequence
 from math import sqrt
-from statistics import fmean, stdev
+from statistics import fmean, pvariance, stdev
 from typing import NamedTuple
 
 Z = 1.96
@@ -30,6 +30,16 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
         return None
     mean, margin = fmean(values), Z * stdev(values) / sqrt(len(values))
     return Interval(mean, mean - margin, mean + margin)
+
+
+def standard_gain(before: Sequence[float], after: Sequence[float]) -> float | None:
+    """Return the difference of the means in standard deviations; None without a deviation.
+
+    >>> standard_gain([0.0, 2.0], [2.0, 4.0]), standard_gain([1.0], [2.0])
+    (2.0, None)
+    """
+    deviation = sqrt((pvariance(before) + pvariance(after)) / 2)
+    return (fmean(after) - fmean(before)) / deviation if deviation else None
 
 
 def share_interval(number: int, total: int) -> Interval | None:

@@ -57,8 +57,9 @@ class Pages:
         reading = await read_run(view.history, view.live)
         live = await view.live.get_as(RunView, "/v1/run")
         template = "part" if "part" in request.query_params else "whole"
+        run = request.scope.get(BASE, "").rpartition("/")[2] or view.history.run
         return render(
-            self.templates, request, template, page=name, run=view.history.run, reading=reading,
+            self.templates, request, template, page=name, run=run, reading=reading,
             live=live, refreshes=refreshes, may_steer=bool(view.live.url) and is_operator(request),
             **fields,
         )  # fmt: skip

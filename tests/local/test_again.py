@@ -138,7 +138,7 @@ def test_a_finished_run_is_kept_under_a_name_that_goes_on_as_well(up: Typed) -> 
 
 def test_a_run_whose_report_is_not_made_is_not_finished(up: Typed) -> None:
     folder = up().folder
-    view = {"phase": "finished", "step": 60, "steps": 60, "reward_mean": 0.5}
+    view = {"phase": "finished", "step": 60, "steps": 60, "reward_mean": 0.5, "failure": None}
     RunProgress.from_view(view).write(folder)
     assert up().resumed
 

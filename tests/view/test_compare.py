@@ -61,6 +61,14 @@ def test_a_blind_comparison_hides_the_sides_and_counts_the_votes(client: TestCli
     newer = "".join("l" if each.is_swapped else "r" for each in order[:5])
     asked = {"side": [OLD, NEW], "seed": seed, "votes": newer}
     assert "pair 6 of 6" in client.get("/compare/blind", params=asked).text
+
+    def status(num_votes: int) -> str:
+        text = client.get("/compare/blind", params={**asked, "votes": newer[:num_votes]}).text
+        return text.partition('role="status">')[2].partition("</p>")[0]
+
+    assert "No difference is certain yet" in status(1) and "in 1 of 1 pairs" in status(1)
+    assert "between 21 % and 100 %" in status(1) and "version 4" not in status(3), "still hidden"
+    assert f"{RUN}, version 4 is better." in status(4), "four votes decide"
     text = client.get("/compare/blind", params={**asked, "result": "1"}).text
     assert f"{RUN}, version 4 is better." in text and "in 5 of 5 pairs (100 %)" in text
     assert "between 57 % and 100 %" in text

@@ -14,6 +14,7 @@ from digenrl.api.run_history import RunHistory
 from digenrl.local.running.fleet import FolderOfRuns
 from digenrl.local.running.home import create_home
 from digenrl.local.running.run_cards import Summary
+from digenrl.local.runs import RunProgress
 from digenrl.local.secrets.tokens import Tokens, load_tokens
 from digenrl.view.pages import View
 from shared.process.http_access import Access, Role, TokenFile
@@ -170,6 +171,7 @@ async def test_a_card_has_pictures_before_and_after_and_the_change_of_the_reward
     assert old["summary"]["curve"] == [0.25, 0.5, 0.75, 1.0]
     assert old["summary"]["devices"] == "1 reward, 2 rollout, 1 trainer"
     assert "+0.4<" in client.get("/runs").text
+    assert "gain: +1.4 standard deviations of gold accuracy" in client.get("/runs").text
     pictures = [client.get(f"/v1/runs/old/pictures/{kind}") for kind in ("before", "after")]
     assert [each.headers["content-type"] for each in pictures] == ["image/png"] * 2
     assert pictures[0].content != pictures[1].content
@@ -189,6 +191,31 @@ def test_runs_are_found_by_their_words_and_their_state(runs: TwoRuns, tokens: To
     assert "before the &lt;fix&gt;" in client.get("/runs").text
     assert client.post("/v1/runs/none/notes", json=words).status_code == 404
     assert client.post("/v1/runs/../notes", json=words).status_code in (404, 405)
+
+
+def test_runs_with_unlike_rewards_are_ordered_by_gains_in_standard_deviations(
+    tmp_path: Path, tokens: Tokens
+) -> None:
+    summaries = {
+        "large-scale": Summary(first=0.0, last=30.0, gain=0.2, gain_of="reward"),
+        "small-scale": Summary(first=0.1, last=0.3, gain=1.5, gain_of="gold ocr"),
+        "unknown": Summary(first=0.0, last=90.0),
+    }
+    for name, summary in summaries.items():
+        card = local_run(tmp_path / name) / "card"
+        card.mkdir()
+        (card / "summary.json").write_text(summary.model_dump_json())
+    text = client_of(FolderOfRuns(tmp_path), tokens, "viewer").get("/runs?sort=learned").text
+    found = re.findall(r'id="run-([\w-]+)"', text)
+    assert found == ["small-scale", "large-scale", "unknown"]
+    assert "gain: +1.5 standard deviations of gold ocr" in text
+
+
+def test_a_failed_run_shows_why(tmp_path: Path, tokens: Tokens) -> None:
+    folder = local_run(tmp_path / "lost")
+    RunProgress("failed", 3, 30, failure="the scorer said <NaN>").write(folder)
+    text = client_of(FolderOfRuns(tmp_path), tokens, "viewer").get("/runs").text
+    assert "/runs/lost/logs?level=error" in text and "the scorer said &lt;NaN&gt;" in text
 
 
 def test_a_recipe_is_copied_with_changes_and_a_wrong_one_is_refused(

@@ -75,7 +75,7 @@ async def _note(data: Path, history: RunHistory) -> None:
             if not file.is_file() or file.read_text() != recipe:  # its age shows the run's age
                 file.write_text(recipe)
             state = now.phase if now.phase in ("finished", "failed") else "running"
-            RunProgress(state, now.step, now.steps, now.reward_mean).write(data)
+            RunProgress(state, now.step, now.steps, now.reward_mean, now.failure).write(data)
 
 
 def _made(data: Path) -> Path:

@@ -4,7 +4,8 @@ import asyncio
 import io
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +13,9 @@ from typing import TypeVar
 from pydantic import BaseModel, Field
 
 from digenrl.api.run_history import RunHistory
+from digenrl.evaluation.records import GOLD, REWARD, EvaluationRecord
 from digenrl.local.runs import RECIPE_JSON, read_progress
+from digenrl.reading.intervals import standard_gain
 
 M = TypeVar("M", bound=BaseModel)
 CARD_FOLDER = "card"
@@ -47,6 +50,11 @@ class Summary(BaseModel):
     last: float | None = None
     curve: list[float] = []
     """Training reward over the steps."""
+    gain: float | None = None
+    """Difference of the last and the first evaluation, in standard deviations of the samples'
+    scores: gains of unlike rewards can be compared."""
+    gain_of: str = ""
+    """Name of the score: a gold reward if there is one."""
 
 
 class RunCard(BaseModel):
@@ -58,6 +66,7 @@ class RunCard(BaseModel):
     steps: int | None
     reward: float | None
     age_seconds: float | None
+    failure: str | None = None
     summary: Summary = Summary()
     words: Notes = Notes()
 
@@ -84,6 +93,7 @@ async def summarise(history: RunHistory) -> tuple[Summary, dict[str, bytes]]:
         first=ends[0] if ends else None, last=ends[-1] if ends else None,
         curve=[*curve[: -1 : -(-len(curve) // MAX_CURVE)], curve[-1]] if curve else [],
     )  # fmt: skip
+    summary.gain, summary.gain_of = _gain(history)
     if not history.evaluations or not history.evaluations[0].samples:
         return summary, {}
     shown = history.evaluations[0].samples[0], history.evaluations[-1].samples[0]
@@ -92,6 +102,29 @@ async def summarise(history: RunHistory) -> tuple[Summary, dict[str, bytes]]:
     found = dict(zip(PICTURES, small, strict=True))
     summary.prompt = shown[0].prompt
     return summary, found
+
+
+def _gain(history: RunHistory) -> tuple[float | None, str]:
+    """Return the gain from the first to the last evaluation, and the name of its score."""
+    if len(history.evaluations) < 2:
+        return None, ""
+    before, after = (_scores(history.evaluations[end]) for end in (0, -1))
+    names = sorted(name for name in before.keys() & after.keys() if name.startswith(GOLD))
+    for name in (*names, REWARD):
+        gain = standard_gain(before[name], after[name]) if before[name] and after[name] else None
+        if gain is not None:
+            return gain, name
+    return None, ""
+
+
+def _scores(record: EvaluationRecord) -> Mapping[str, list[float]]:
+    """Return the scores of an evaluation's samples by name."""
+    scores: defaultdict[str, list[float]] = defaultdict(list)
+    for sample in record.samples:
+        for name, score in {f"{GOLD}accuracy": sample.right, **sample.scores}.items():
+            if score is not None:
+                scores[name].append(float(score))
+    return scores
 
 
 def _thumbnail(data: bytes) -> bytes:
