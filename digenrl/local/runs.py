@@ -10,11 +10,11 @@ import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
 
-from shared.errors import UserError
+from shared.errors import DigenRLError, UserError
 
 RECIPE_JSON = "recipe.json"
 DEFAULT = Path("runs")
@@ -225,6 +225,16 @@ def read_progress(folder: Path) -> RunProgress:
     if progress.state in FINAL_STATES or in_progress(folder):
         return progress
     return RunProgress("interrupted", progress.step, progress.steps, progress.reward)
+
+
+@contextlib.contextmanager
+def noted_failure(folder: Path) -> Iterator[None]:
+    """Note why the run in ``folder`` fails, if it does."""
+    try:
+        yield
+    except DigenRLError as error:
+        replace(read_progress(folder), state="failed", failure=str(error)).write(folder)
+        raise
 
 
 def write_address(folder: Path, url: str, service: Service = "scheduler") -> None:

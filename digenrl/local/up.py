@@ -27,7 +27,7 @@ from digenrl.local.processes.assignment import REPORT
 from digenrl.local.processes.ports import free_ports
 from digenrl.local.processes.preload import plan_preload
 from digenrl.local.processes.starter import Starter
-from digenrl.local.processes.supervisor import ChildFailed, Supervisor
+from digenrl.local.processes.supervisor import Supervisor
 from digenrl.local.running.alarms import AlarmRemedies
 from digenrl.local.running.command_lines import (
     command,
@@ -38,7 +38,14 @@ from digenrl.local.running.command_lines import (
 )
 from digenrl.local.running.display import Display, make_console
 from digenrl.local.running.evaluation import LocalEvaluation
-from digenrl.local.runs import Run, RunProgress, noted_store, read_progress, write_address
+from digenrl.local.runs import (
+    Run,
+    RunProgress,
+    noted_failure,
+    noted_store,
+    read_progress,
+    write_address,
+)
 from digenrl.planning.entries import EVALUATOR, Processes
 from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView, WorkerView
@@ -102,7 +109,7 @@ async def run_locally(local: LocalRun, *, as_json: bool = False) -> int:
     began = time.monotonic()
     try:
         with noted_store(local.folder, brokers.environment | brokers.secrets["client"]):
-            with display.shown():
+            with display.shown(), noted_failure(local.folder):
                 run = _start_and_watch(local, brokers, supervisor, display, api, page, evaluation)
                 outcome = await _until(run, supervisor, interrupted)
                 wall_seconds = time.monotonic() - began
@@ -114,10 +121,6 @@ async def run_locally(local: LocalRun, *, as_json: bool = False) -> int:
                     return _explain_report(code, local, console)
                 outcome = "interrupted"
         return _explain(outcome, local, console)
-    except ChildFailed as error:
-        progress = replace(read_progress(local.folder), state="failed", failure=str(error))
-        progress.write(local.folder)
-        raise
     finally:
         await _stop_services(supervisor)
         await supervisor.stop(BROKERS, seconds=BROKER_STOP_S)

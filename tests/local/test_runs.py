@@ -12,7 +12,15 @@ from typer.testing import CliRunner, Result
 
 from digenrl.commands import cli
 from digenrl.local.checking import preflight
-from digenrl.local.runs import RunProgress, find_run, lock_run, noted_store, runs_in
+from digenrl.local.runs import (
+    RunProgress,
+    find_run,
+    lock_run,
+    noted_failure,
+    noted_store,
+    read_progress,
+    runs_in,
+)
 from digenrl.local.store import run_store
 from shared.errors import UserError
 from shared.process.settings import Endpoints
@@ -158,3 +166,12 @@ def test_the_variable_names_the_folder_of_runs_for_each_command(
     monkeypatch.setenv("DIGENRL_RUNS", "kept")
     assert invoke("logs").output == invoke("logs", "mine").output == "trainer-0: hello\n"
     assert len(WITH_RUNS) >= 28
+
+
+def test_a_run_that_ends_by_an_error_keeps_the_reason(tmp_path: Path) -> None:
+    RunProgress("running", 3, 30).write(tmp_path)
+    with pytest.raises(UserError), noted_failure(tmp_path):
+        raise UserError("trainer-0 ended with status 2: no GPU")
+    found = read_progress(tmp_path)
+    assert (found.state, found.step) == ("failed", 3)
+    assert found.failure == "trainer-0 ended with status 2: no GPU"
