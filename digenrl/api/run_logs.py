@@ -4,8 +4,10 @@ import heapq
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from fastapi import APIRouter, Query
 
@@ -22,6 +24,18 @@ SECRET = re.compile(
     r"(?:Bearer )?)[^\s\"'&,]+", re.IGNORECASE
 )  # fmt: skip
 """Name of a secret, and its value, which no reader gets."""
+BROKER_LINES = (
+    (r"\[\d+\] (?P<at>[\d/]+ [\d:.]+) \[(?P<mark>\w+)\] (?P<text>.*)", "%Y/%m/%d %H:%M:%S.%f"),
+    (r"\d+:\w (?P<at>\d+ \w+ \d+ [\d:.]+) (?P<mark>\S) (?P<text>.*)", "%d %b %Y %H:%M:%S.%f"),
+    (r"(?P<mark>[IWEF])(?P<at>\d{4} [\d:.]+) +(?P<text>.*)", "%m%d %H:%M:%S.%f"),
+)
+"""Lines of NATS, Valkey and SeaweedFS, and their local times; SeaweedFS writes no year."""
+MARKS = {
+    "DBG": "debug", "TRC": "debug", "INF": "info", "WRN": "warning", "ERR": "error",
+    "FTL": "critical", ".": "debug", "-": "debug", "*": "info", "#": "warning", "I": "info",
+    "W": "warning", "E": "error", "F": "critical",
+}  # fmt: skip
+"""Levels by their marks in lines of brokers."""
 Level = Literal["debug", "info", "warning", "error", "critical"]
 
 
@@ -60,18 +74,39 @@ def search_logs(folder: Path | None, word: str, process: str, level: str) -> Log
     )
     chosen = [path for name, path in files.items() if process in ("", name)]
     starts = {path: max(0, path.stat().st_size - MAX_TAIL_BYTES) for path in chosen}
-    rows = heapq.merge(*(read(path, starts) for path in chosen))
-    shown = (rendered(name, line, level, as_json=False) for _, name, line in rows)
-    hidden = (SECRET.sub(r"\1***", line) for line in shown if line is not None)
-    lines = [line for line in hidden if word.lower() in line.lower()][-MAX_LINES:]
-    return LogView(processes=list(files), lines=lines)
+    lines = heapq.merge(*(read(path, starts) for path in chosen))
+    shown = (SECRET.sub(r"\1***", str(line)) for line in lines if line.is_from(level))
+    found = [line for line in shown if word.lower() in line.lower()]
+    return LogView(processes=list(files), lines=found[-MAX_LINES:])
 
 
-def read(path: Path, positions: dict[Path, int]) -> Iterator[tuple[str, str, str]]:
-    """Yield time, process and text of the whole lines after a file's position, which moves on.
+class LogLine(NamedTuple):
+    """A line of a log."""
 
-    A line without a time, such as a line of a traceback, has the time of the line before it."""
-    at = ""
+    at: str
+    """Time in UTC; empty if unknown."""
+    process: str
+    level: str
+    text: str
+    """The line without time and level."""
+    raw: str
+    """The line as it was written."""
+
+    def is_from(self, level: str) -> bool:
+        """Whether the line has this level or a higher one."""
+        return LEVELS.index(self.level) >= LEVELS.index(level)
+
+    def __str__(self) -> str:
+        return f"{self.at[11:23]} {self.process} {self.level}: {self.text}".strip()
+
+
+def read(path: Path, positions: dict[Path, int]) -> Iterator[LogLine]:
+    """Yield the whole lines after a file's position, which moves on.
+
+    A line without a time, such as a line of a traceback, has time and level of the line before it.
+    """
+    at, level = "", "info"
+    year = datetime.fromtimestamp(path.stat().st_mtime).astimezone().year
     with path.open("rb") as file:
         file.seek(positions.get(path, 0))
         for raw in file:
@@ -79,27 +114,34 @@ def read(path: Path, positions: dict[Path, int]) -> Iterator[tuple[str, str, str
                 break
             positions[path] = positions.get(path, 0) + len(raw)
             line = raw.decode(errors="replace").rstrip()
-            at = str(parse_line(line).get("ts", at))
-            yield at, path.stem, line
+            fields = parse_line(line, year)
+            if line.startswith("Traceback"):
+                level = "error"
+            at = str(fields.get("ts", at))
+            given = fields.get("level", level)
+            level = str(given) if given in LEVELS else "info"
+            yield LogLine(at, path.stem, level, _text(fields) if fields else line, line)
 
 
-def parse_line(line: str) -> dict[str, object]:
-    """Return the fields of a line of one of our services; of another program's line, none."""
-    try:
+def parse_line(line: str, year: int) -> dict[str, object]:
+    """Return the fields of a line of a service or a broker; of another line, none.
+
+    Args:
+        year: year of the lines that have none.
+    """
+    with suppress(ValueError):
         event = json.loads(line)
-    except ValueError:
-        return {}
-    return event if isinstance(event, dict) else {}
+        return event if isinstance(event, dict) else {}
+    for pattern, form in BROKER_LINES:
+        if (found := re.match(pattern, line)) and found["mark"] in MARKS:
+            given = found["at"] if "%Y" in form else f"{year}{found['at']}"
+            local = datetime.strptime(given, form if "%Y" in form else f"%Y{form}")
+            at = local.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+            return {"ts": at, "level": MARKS[found["mark"]], "event": found["text"]}
+    return {}
 
 
-def rendered(process: str, line: str, level: str, *, as_json: bool) -> str | None:
-    """Return a line for people, or None if its level is lower than asked for."""
-    fields = parse_line(line)
-    given = str(fields.get("level", "info"))
-    if given in LEVELS and LEVELS.index(given) < LEVELS.index(level):
-        return None
-    if as_json or not fields:
-        return line if as_json else f"{process}: {line}"
-    rest = " ".join(f"{key}={value}" for key, value in fields.items() if key not in HIDDEN_FIELDS)
-    at = str(fields.get("ts", ""))[11:23]
-    return f"{at} {process} {given}: {fields.get('event', '')} {rest}".rstrip()
+def _text(fields: dict[str, object]) -> str:
+    """Return the event and its other fields."""
+    rest = (f"{key}={value}" for key, value in fields.items() if key not in HIDDEN_FIELDS)
+    return " ".join((str(fields.get("event", "")), *rest))

@@ -95,5 +95,5 @@ def _print_logs(folder: Path, positions: dict[Path, int], ended: threading.Event
     while not is_last:
         is_last = ended.wait(POLL_S)
         for path in sorted(folder.glob("*.log")):
-            for _, process, line in read(path, positions):
-                typer.echo(f"{process}: {line}")
+            for line in read(path, positions):
+                typer.echo(f"{line.process}: {line.raw}")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from digenrl.api.run_logs import LEVELS, read, rendered
+from digenrl.api.run_logs import LEVELS, read
 from digenrl.commands.options import RUNS, RunArgument, RunOption, Runs
 from digenrl.local.runs import find_run
 from shared.errors import UserError
@@ -34,10 +34,9 @@ def logs(
         raise UserError(f"--level: {level} is unknown; use one of {', '.join(LEVELS)}")
     positions: dict[Path, int] = {}
     while True:
-        lines = heapq.merge(*(read(path, positions) for path in files))
-        for _, process, line in lines:
-            if (shown := rendered(process, line, level, as_json=as_json)) is not None:
-                typer.echo(shown)
+        for line in heapq.merge(*(read(path, positions) for path in files)):
+            if line.is_from(level):
+                typer.echo(line.raw if as_json else line)
         if not follow:
             return
         time.sleep(POLL_S)

@@ -1,6 +1,8 @@
 """Log lines of a run are found by word, service and level, without secrets."""
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,37 @@ def test_word_service_and_level_choose(
     run: Path, word: str, process: str, level: str, lines: int
 ) -> None:
     assert len(search_logs(run, word, process, level).lines) == lines
+
+
+def test_lines_of_brokers_have_times_and_levels_and_a_traceback_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    logs = {
+        "nats": "[7] 2026/11/29 22:38:04.452500 [WRN] Slow consumer",
+        "objects": "  Starting\nI1129 22:38:05.826567 s3.go:312 filer",
+        "trainer-0": '{"ts": "2026-11-29T13:38:06Z", "level": "info", "event": "step"}\n'
+        "Traceback (most recent call last):\n  File x\nValueError: NaN",
+        "valkey": "8:M 29 Nov 2026 22:38:04.443 # Memory overcommit",
+    }
+    (tmp_path / "logs").mkdir()
+    for name, text in logs.items():
+        (tmp_path / "logs" / f"{name}.log").write_text(f"{text}\n")
+        os.utime(tmp_path / "logs" / f"{name}.log", (1796000000, 1796000000))
+    assert search_logs(tmp_path, "", "", "debug").lines == [
+        "objects info:   Starting",
+        "13:38:04.443 valkey warning: Memory overcommit",
+        "13:38:04.452 nats warning: Slow consumer",
+        "13:38:05.826 objects info: s3.go:312 filer",
+        "13:38:06Z trainer-0 info: step",
+        "13:38:06Z trainer-0 error: Traceback (most recent call last):",
+        "13:38:06Z trainer-0 error:   File x",
+        "13:38:06Z trainer-0 error: ValueError: NaN",
+    ]
+    assert len(search_logs(tmp_path, "", "trainer-0", "error").lines) == 3
+    monkeypatch.undo()
+    time.tzset()
 
 
 def test_secrets_are_left_out_and_only_the_newest_lines_are_shown(run: Path) -> None:

@@ -157,13 +157,13 @@ def test_logs_of_all_services_come_in_the_order_of_time(logs: Path) -> None:
     assert lines == [
         "10:00:02.5Z trainer-0 info: stepped version=3",
         "10:00:03.5Z rollout-0 debug: generated",
-        "rollout-0: Traceback",
+        "10:00:03.5Z rollout-0 error: Traceback",
         "10:00:04.5Z trainer-0 error: lost",
-        "trainer-0: Traceback",
+        "10:00:04.5Z trainer-0 error: Traceback",
     ]
     arguments = ("--service", "trainer-0", "--level", "error", "--json")
     found = invoke("logs", RUN, "--runs", str(logs), *arguments).splitlines()
-    assert parse_line(found[0])["event"] == "lost"
+    assert parse_line(found[0], 2026)["event"] == "lost"
 
 
 @pytest.mark.parametrize(
