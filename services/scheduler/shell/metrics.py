@@ -1,6 +1,6 @@
 """Measures a run: steps and staleness for Prometheus, device use for the report."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -13,7 +13,7 @@ from services.scheduler.core.throughput import BatchForecast
 from services.scheduler.core.waiting import WaitingSamples
 from shared.learning.metrics import SCORER_METRICS, STEP_METRICS, split_metric
 from shared.messages.contracts import FragmentGenerated, Policy
-from shared.messages.workers import Service, WorkerStatus
+from shared.messages.workers import GpuUse, Service, WorkerStatus
 from shared.run.commits import CommitRecord
 from shared.run.usage import BatchUsage, DeviceUse, TagUsage
 from shared.telemetry import PUBLISH_LAG, STALENESS, STEP
@@ -66,6 +66,42 @@ class RunFigures:
     queues: Sequence[WaitingSamples] = ()
     """Where samples wait."""
     forecast: BatchForecast = field(default_factory=BatchForecast)
+    gpu_use: Mapping[str, GpuUse] = field(default_factory=dict)
+    """Use of GPUs by worker; workers on one GPU have the same."""
+
+
+LABELLED: Sequence[tuple[str, str, str, Callable[[RunFigures], Mapping[str, float]]]] = (
+    ("phase", "1 for the run's phase", "phase",
+     lambda run: {each: each == run.phase for each in get_args(Phase)}),
+    ("workers", "Workers that report, by service", "service",
+     lambda run: dict(run.workers.items())),
+    ("missing_workers", "1 for a service that the run needs and that no worker provides", "service",
+     lambda run: {each: each in run.missing for each in run.workers}),
+    ("queue_samples", "Samples that wait, by queue", "queue",
+     lambda run: {each.name: each.samples for each in run.queues}),
+    ("queue_oldest_seconds", "Seconds for which the oldest waits", "queue",
+     lambda run: {each.name: each.oldest_seconds or 0.0 for each in run.queues}),
+    ("queue_late", "1 if it waits far longer than it should", "queue",
+     lambda run: {each.name: each.is_late for each in run.queues}),
+    ("gpu_memory_bytes", "Bytes in use on a worker's GPUs, also by other processes", "worker",
+     lambda run: {worker: use.memory_bytes for worker, use in run.gpu_use.items()}),
+    ("gpu_utilisation", "Share of the last second in which a kernel ran", "worker",
+     lambda run: {worker: use.utilisation for worker, use in run.gpu_use.items()}),
+    ("gpu_watts", "Power of a worker's GPUs", "worker",
+     lambda run: {worker: use.watts for worker, use in run.gpu_use.items()}),
+)  # fmt: skip
+"""Metrics of the run: name, meaning, label, and values by label."""
+PLAIN: Sequence[tuple[str, str, Callable[[RunFigures], float | None]]] = (
+    ("forecast_seconds", "Seconds of a batch by the schedule's model",
+     lambda run: run.forecast.forecast_seconds),
+    ("bound_seconds", "Seconds of a batch that no schedule beats",
+     lambda run: run.forecast.bound_seconds),
+    ("seconds_since_commit", "Seconds since the newest commit, or since this scheduler commands",
+     lambda run: run.seconds_since_commit),
+    ("seconds_per_step", "Median seconds between the newest commits",
+     lambda run: run.seconds_per_step),
+)  # fmt: skip
+"""Metrics of the run without a label; a metric without a value is left out."""
 
 
 class RunMetrics(Collector):
@@ -78,59 +114,14 @@ class RunMetrics(Collector):
         if self.look is None:
             return
         figures = self.look()
-        phase = GaugeMetricFamily("digenrl_phase", "1 for the run's phase", labels=["phase"])
-        for each in get_args(Phase):
-            phase.add_metric([each], each == figures.phase)
-        workers = GaugeMetricFamily(
-            "digenrl_workers", "Workers that report, by service", labels=["service"]
-        )
-        missing = GaugeMetricFamily(
-            "digenrl_missing_workers",
-            "1 for a service that the run needs and that no worker provides",
-            labels=["service"],
-        )
-        for service, number in figures.workers.items():
-            workers.add_metric([service], number)
-            missing.add_metric([service], service in figures.missing)
-        yield from (phase, workers, missing, *_queue_families(figures.queues))
-        for name, what, seconds in (
-            (
-                "forecast",
-                "Seconds of a batch by the schedule's model",
-                figures.forecast.forecast_seconds,
-            ),
-            ("bound", "Seconds of a batch that no schedule beats", figures.forecast.bound_seconds),
-        ):
-            if seconds is not None:
-                yield GaugeMetricFamily(f"digenrl_{name}_seconds", what, seconds)
-        yield GaugeMetricFamily(
-            "digenrl_seconds_since_commit",
-            "Seconds since the newest commit, or since this scheduler commands",
-            figures.seconds_since_commit,
-        )
-        if figures.seconds_per_step is not None:
-            yield GaugeMetricFamily(
-                "digenrl_seconds_per_step",
-                "Median seconds between the newest commits",
-                figures.seconds_per_step,
-            )
-
-
-def _queue_families(queues: Iterable[WaitingSamples]) -> list[GaugeMetricFamily]:
-    samples = GaugeMetricFamily(
-        "digenrl_queue_samples", "Samples that wait, by queue", labels=["queue"]
-    )
-    oldest = GaugeMetricFamily(
-        "digenrl_queue_oldest_seconds", "Seconds for which the oldest waits", labels=["queue"]
-    )
-    late = GaugeMetricFamily(
-        "digenrl_queue_late", "1 if it waits far longer than it should", labels=["queue"]
-    )
-    for each in queues:
-        samples.add_metric([each.name], each.samples)
-        oldest.add_metric([each.name], each.oldest_seconds or 0.0)
-        late.add_metric([each.name], each.is_late)
-    return [samples, oldest, late]
+        for name, meaning, label, values_of in LABELLED:
+            family = GaugeMetricFamily(f"digenrl_{name}", meaning, labels=[label])
+            for each, value in values_of(figures).items():
+                family.add_metric([each], value)
+            yield family
+        for name, meaning, value_of in PLAIN:
+            if (number := value_of(figures)) is not None:
+                yield GaugeMetricFamily(f"digenrl_{name}", meaning, number)
 
 
 RUN = RunMetrics()

@@ -94,6 +94,11 @@ def run_figures(scheduler: Scheduler, since: float) -> RunFigures:
         seconds_since_commit=time.monotonic() - newest_commit,
         queues=queues(plan, state, time.monotonic(), forecast) if run.phase == "running" else (),
         forecast=forecast,
+        gpu_use={
+            last.status.worker: last.status.gpu_use
+            for last in scheduler.roster.statuses.values()
+            if last.status.gpu_use is not None
+        },
     )
 
 

@@ -22,7 +22,7 @@ from services.scheduler.shell.roster import LastStatus
 from services.scheduler.shell.views import run_figures
 from services.scheduler.sim.staleness import StalenessDecision
 from shared.limits import MAX_RECENT_STEPS
-from shared.messages.workers import Device
+from shared.messages.workers import Device, GpuUse
 from shared.process.http_access import CodeView
 from shared.process.http_api import Problem
 from shared.process.service import ProbeView
@@ -355,6 +355,20 @@ def test_alarms_learn_what_the_run_does_while_this_scheduler_commands(
     waiting = {each["queue"]: each["samples"] for each in client.get("/v1/load").json()["queues"]}
     told = re.findall(r'digenrl_queue_samples\{queue="(\w+)"\} ([\d.]+)', metrics)
     assert {name: float(number) for name, number in told} == waiting
+
+
+def test_metrics_have_the_use_of_a_worker_s_gpus(
+    client: TestClient, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RUN, "look", lambda: run_figures(scheduler, time.monotonic()))
+    assert "digenrl_gpu_watts{" not in client.get("/metrics").text, "no worker has a GPU"
+    name, last = next(iter(scheduler.roster.statuses.items()))
+    use = GpuUse(memory_bytes=5, utilisation=0.5, watts=300.0)
+    used = replace(last, status=last.status.model_copy(update={"gpu_use": use}))
+    monkeypatch.setitem(scheduler.roster.statuses, name, used)
+    metrics = client.get("/metrics").text
+    for line in ("memory_bytes{} 5.0", "utilisation{} 0.5", "watts{} 300.0"):
+        assert f"digenrl_gpu_{line}".replace("{}", f'{{worker="{last.status.worker}"}}') in metrics
 
 
 def test_the_slowest_worker_is_named_beside_the_mean() -> None:
