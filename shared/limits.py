@@ -70,6 +70,8 @@ MAX_SILENCE = timedelta(seconds=60)
 """A request fails after this silence: between two parts of an answer, or while a body is sent."""
 MAX_RETRY_TIME = timedelta(seconds=60)
 """No further attempt at a request begins after this long: the store counts as unavailable."""
+MAX_PART_SILENCE = timedelta(seconds=960)
+"""A request with a part of an object fails after this silence, however slow the line is."""
 MAX_PART_RETRY_TIME = timedelta(seconds=300)
 """A part is not sent again after this long; a slow line may starve a connection for a minute."""
 MAX_RETRY_PAUSE = timedelta(seconds=1)

@@ -186,6 +186,7 @@ LIMITS: dict[str, dict[str, object]] = {
         "STORE_CONNECT_TIMEOUT": timedelta(seconds=10),
         "MAX_SILENCE": timedelta(seconds=60),
         "MAX_RETRY_TIME": timedelta(seconds=60),
+        "MAX_PART_SILENCE": timedelta(seconds=960),
         "MAX_PART_RETRY_TIME": timedelta(seconds=300),
         "MAX_RETRY_PAUSE": timedelta(seconds=1),
         "MAX_STORE_ATTEMPTS": 600,

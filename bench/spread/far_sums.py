@@ -48,12 +48,12 @@ def trained_shares() -> tuple[Share, ...]:
 
 def measure_sums(
     line: FarLine, *, size: int, transport: Transport, folder: Path,
-    choose: Callable[[Mapping[str, Rates]], str],
+    choose: Callable[[Mapping[str, Rates]], tuple[str, bool]],
 ) -> dict[str, float]:  # fmt: skip
     """Return the seconds until each member holds the total of sums of ``size`` bytes.
 
     Args:
-        choose: returns the committer, by the measured rates of the members.
+        choose: returns the committer, and whether sums go by the store, by the members' rates.
     """
     quiet_logs()
     with (
@@ -68,9 +68,11 @@ def measure_sums(
             work = partial(exchange, transport=transport)
             pipes[name] = stack.enter_context(_process(work, plan))
         rates = {name: _received(pipe) for name, pipe in pipes.items()}
+        committer, by_store = choose(rates)
         message = ExchangeSums(
             batch=0, attempt=0, round=0, policy=Policy(version=0, weights_digest="0" * 64),
-            committer=choose(rates), shares=trained_shares(), max_seconds=PATIENCE_S, update=0,
+            committer=committer, by_store=by_store, shares=trained_shares(),
+            max_seconds=PATIENCE_S, update=0,
         )  # fmt: skip
         for pipe in pipes.values():
             pipe.send(message.model_dump_json())

@@ -31,6 +31,7 @@ from obstore.store import from_url
 from shared.errors import IntegrityError, Unavailable, UserError
 from shared.limits import (
     MAX_PART_RETRY_TIME,
+    MAX_PART_SILENCE,
     MAX_REQUEST_TIME,
     MAX_RETRY_PAUSE,
     MAX_RETRY_TIME,
@@ -45,9 +46,15 @@ from shared.store.backend import CHUNK, PIECE, Content, StoredObject
 from shared.store.settings import StoreSettings
 
 PART = 5 * 1024 * 1024
-"""Bytes of a part of a large object: a slow line sends it within `MAX_SILENCE`."""
-PARTS_AT_ONCE = 2
-MAX_SINGLE_PUT = PART * PARTS_AT_ONCE
+"""Bytes of a part of a large object; the least that S3 takes."""
+MAX_PARALLEL_TIME = timedelta(seconds=2)
+"""Parts that take longer are sent one at a time: on a slow line two would starve each other."""
+UNKNOWN_PART_TIME = timedelta(seconds=30)
+"""Time of a part that is assumed before the first large object is stored."""
+PART_MARGIN = 3
+"""A part is sent again after this factor over its usual time, and `MAX_SILENCE`."""
+MAX_SMALL = 1 << 19
+"""Bytes that any line sends within `MAX_SILENCE`."""
 DEFAULT_REGION = "us-east-1"
 
 
@@ -56,36 +63,45 @@ class BucketBackend:
         """Raises UserError if a setting that the store needs is missing."""
         if settings.ca is not None:
             _trust(settings.ca)
-        options: dict[str, Any] = {
-            "client_options": {
-                "allow_http": (settings.endpoint or "").startswith("http://"),
-                "connect_timeout": STORE_CONNECT_TIMEOUT,
-                "read_timeout": MAX_SILENCE,
-                "timeout": MAX_REQUEST_TIME,
-            }
-        }
-        if settings.url.startswith("s3:"):
-            options |= _s3_options(settings)
         go_direct(settings.endpoint)
+        self._settings, self._part_time = settings, UNKNOWN_PART_TIME
+        self._clients = dict[tuple[timedelta, timedelta], Any]()
         try:
-            self._store = from_url(settings.url, retry_config=_retries(MAX_RETRY_TIME), **options)
-            self._parts = from_url(
-                settings.url, retry_config=_retries(MAX_PART_RETRY_TIME), **options
-            )
+            self._store = self._client(MAX_SILENCE, MAX_RETRY_TIME)
         except (BaseError, ValueError) as error:
             raise UserError(f"store_url: {settings.url!r} cannot be used: {error}") from error
 
+    def _client(self, silence: timedelta, retry_time: timedelta) -> Any:
+        client = self._clients.get((silence, retry_time))
+        if client is None:
+            client = _open(self._settings, silence, retry_time)
+            self._clients[silence, retry_time] = client
+        return client
+
     async def write(self, key: str, data: Content) -> None:
-        in_parts = len(data) > MAX_SINGLE_PUT
         with _as_unavailable():
+            if len(data) <= MAX_SMALL:
+                await obstore.put_async(self._store, key, data, use_multipart=False)
+            else:
+                await self._write_large(key, data)
+
+    async def _write_large(self, key: str, data: Content) -> None:
+        """Give a request as long as the newest parts suggest, and after a failure twice that."""
+        silence, began = MAX_SILENCE, time.monotonic()
+        while silence < min(MAX_PART_SILENCE, PART_MARGIN * self._part_time):
+            silence *= 2
+        in_parts = len(data) > PART
+        client = self._client(silence, MAX_PART_RETRY_TIME if in_parts else MAX_RETRY_TIME)
+        at_once = 2 if self._part_time < MAX_PARALLEL_TIME else 1
+        try:
             await obstore.put_async(
-                self._parts if in_parts else self._store,
-                key,
-                data,
-                use_multipart=in_parts,
-                chunk_size=PART,
-                max_concurrency=PARTS_AT_ONCE,
-            )
+                client, key, data,
+                use_multipart=in_parts, chunk_size=PART, max_concurrency=at_once,
+            )  # fmt: skip
+        except BaseError:
+            self._part_time = 2 * silence / PART_MARGIN
+            raise
+        self._part_time = timedelta(seconds=(time.monotonic() - began) * PART / len(data))
 
     async def write_unnamed(
         self, folder: str, data: Content, ref: Awaitable[ObjectRef], *, stays: bool = True
@@ -162,6 +178,18 @@ class BucketBackend:
             return
         with _as_unavailable(), contextlib.suppress(NotFoundError, FileNotFoundError):
             await obstore.delete_async(self._store, keys)
+
+
+def _open(settings: StoreSettings, silence: timedelta, retry_time: timedelta) -> Any:
+    """Return a client whose requests fail after this silence."""
+    options = _s3_options(settings) if settings.url.startswith("s3:") else {}
+    options["client_options"] = {
+        "allow_http": (settings.endpoint or "").startswith("http://"),
+        "connect_timeout": STORE_CONNECT_TIMEOUT,
+        "read_timeout": silence,
+        "timeout": MAX_REQUEST_TIME,
+    }
+    return from_url(settings.url, retry_config=_retries(retry_time), **options)
 
 
 def _retries(timeout: timedelta) -> Any:

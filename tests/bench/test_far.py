@@ -10,10 +10,10 @@ import pytest
 
 from bench.spread.far_line import FarLine
 from bench.spread.far_run import Mode, measure_run
-from bench.spread.far_sums import NUM_PIECES, Rates, measure_sums, trained_shares
+from bench.spread.far_sums import NUM_PIECES, Rates, Transport, measure_sums, trained_shares
 from bench.spread.network import why_not
 from bench.spread.transfers import Cut, measure_transfers
-from services.scheduler.core.fluid.links import choose_committer
+from services.scheduler.core.fluid.links import choose_committer, is_by_store
 from services.scheduler.core.inputs import LinkMeasured
 from services.scheduler.limits import LEASE_S
 from shared.store.bucket import PART
@@ -80,8 +80,8 @@ def test_after_a_cut_an_object_continues_and_its_worker_is_back_within_seconds(
             assert each.on_line <= 1.03 * each.num_bytes + 2 * PART, each
 
 
-def chosen(rates: Mapping[str, Rates]) -> str:
-    """Return the scheduler's choice of the committer."""
+def chosen(rates: Mapping[str, Rates]) -> tuple[str, bool]:
+    """Return the scheduler's choice of the committer, and of the way of sums."""
     names = list(NUM_PIECES)
     run = run_of(20 * MB, *[None] * len(names))
     for number, name in enumerate(names):
@@ -92,12 +92,17 @@ def chosen(rates: Mapping[str, Rates]) -> str:
         for each in trained_shares()
     ]
     assert run.state.fluid is not None
-    return names[int(choose_committer(run.state, run.state.fluid, shares).split("-")[1])]
+    by_store = is_by_store(run.state, run.state.fluid, 20 * MB, list(run.state.workers))
+    committer = choose_committer(run.state, run.state.fluid, shares)
+    return names[int(committer.split("-")[1])], by_store
 
 
-def test_near_members_hold_the_total_as_soon_as_the_far_sum_has_arrived(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["store", "group"])
+def test_near_members_hold_the_total_as_soon_as_the_far_sum_has_arrived(
+    tmp_path: Path, transport: Transport
+) -> None:
     seconds = measure_sums(
-        FarLine(10.0), size=20 * MB, transport="store", folder=tmp_path, choose=chosen
+        FarLine(10.0), size=20 * MB, transport=transport, folder=tmp_path, choose=chosen
     )
     assert max(seconds["near-0"], seconds["near-1"]) <= 1.15 * 16
     assert median(seconds.values()) < seconds["far"]

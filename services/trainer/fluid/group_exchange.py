@@ -12,8 +12,8 @@ outside of torch; of those that have, gloo's calls have a timeout, and NCCL's en
 aborted, which the deadline does from outside, before torch's own watchdog ends the process. A NCCL
 call that does not end even then ends this process, which is a new member when it comes back.
 
-Once all have met, nothing shows which member is slow. So after a round without a total sums go
-through the object store, which shows who has stored a sum.
+Once all have met, nothing shows which member is slow, and all wait for that member. So after a
+round without a total, and where a line is measured as slow, sums go through the object store.
 """
 
 import asyncio
@@ -112,7 +112,7 @@ class GroupExchange:
         if len(round_.members) == 1:
             terms = in_order({round_.me: own}, round_)
             return await asyncio.to_thread(added, terms, self._layout)
-        if round_.message.num_failures:
+        if round_.message.by_store:
             await self.close()
             return await self._by_store.total(round_, own)
         try:

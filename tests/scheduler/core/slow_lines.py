@@ -308,7 +308,7 @@ class Round:
 
     @property
     def is_group(self) -> bool:
-        return self.run.by_group and not self.command.num_failures
+        return self.run.by_group and not self.command.by_store
 
     def begin(self) -> None:
         size = self.run.size

@@ -34,8 +34,8 @@ def accuse_all(fluid: Any, exchange: Any, silent: frozenset[str]) -> Any:
 
 
 def never_by_store(**fields: Any) -> ExchangeSums:
-    """A process group exchanges sums again after a round without a total."""
-    return ExchangeSums(**fields | {"num_failures": 0})
+    """A process group exchanges sums over slow lines and after a round without a total."""
+    return ExchangeSums(**fields | {"by_store": False})
 
 
 known_rates = participation._rates

@@ -68,6 +68,32 @@ def test_the_committer_is_whose_version_leaves_soonest_and_pieces_break_ties() -
     assert alike.committer == most.worker
 
 
+@pytest.mark.parametrize(
+    ("size", "mbits", "by_store"),
+    [
+        (20 * MB, (1000, 1000, 10), True),
+        (20 * MB, (None, None, 10), True),
+        (418 * MB, (10_000, None, None), False),
+        (418 * MB, (100, 100, 100), False),
+        (20_000, (1000, 1000, 10), False),
+    ],
+    ids=["slow", "others not measured", "not measured", "all alike", "quick"],
+)
+def test_sums_go_through_the_store_where_a_measured_line_is_slow(
+    size: int, mbits: tuple[float | None, ...], by_store: bool
+) -> None:
+    run = run_of(size, *mbits)
+    assert run.exchange().by_store == by_store
+
+
+def test_sums_go_through_the_store_after_a_round_without_a_total() -> None:
+    run = run_of(20 * MB, None, None)
+    command = run.exchange()
+    miss(run, command, {share.worker: () for share in command.shares})
+    [following] = run.take(ExchangeSums)
+    assert (command.by_store, following.by_store) == (False, True)
+
+
 rates = st.none() | st.floats(0.1, 1e4)
 
 

@@ -104,6 +104,30 @@ def test_an_object_may_take_longer_than_any_silence_is_allowed_to(
     asyncio.run(there_and_back())
 
 
+@pytest.mark.broker
+def test_after_a_failure_a_part_may_be_silent_twice_as_long(
+    s3_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a line on which a part takes longer than the usual silence stores it in the end."""
+    endpoint = ServiceSettings(run="test").s3_endpoint
+    assert endpoint is not None
+    part_s = bucket.PART / BYTES_PER_S
+    monkeypatch.setattr(bucket, "MAX_SILENCE", timedelta(seconds=part_s / 2))
+    monkeypatch.setattr(bucket, "MAX_PART_RETRY_TIME", timedelta(0))
+    monkeypatch.setattr(bucket, "UNKNOWN_PART_TIME", timedelta(0))
+
+    async def there() -> int:
+        async with listening(a_slow_line_to(int(endpoint.rsplit(":", 1)[1]))) as slow:
+            store = through(slow)
+            for failures in range(6):
+                with contextlib.suppress(Unavailable):
+                    await store.put("weights", bytes(bucket.PART + 1), suffix=".bin")
+                    return failures
+        return 6
+
+    assert 0 < asyncio.run(there()) < 6
+
+
 @dataclass
 class Starvation:
     """A relay to the store that counts what it reads. After each of ``after`` bytes the connection
@@ -185,6 +209,7 @@ def test_a_part_that_starves_is_sent_again_alone(
     assert endpoint is not None
     monkeypatch.setattr(bucket, "MAX_SILENCE", timedelta(seconds=SILENCE_S))
     monkeypatch.setattr(bucket, "MAX_RETRY_TIME", timedelta(seconds=SILENCE_S))
+    monkeypatch.setattr(bucket, "UNKNOWN_PART_TIME", timedelta(0))
     data = bytes(range(256)) * (6 * bucket.PART // 256)
     relay = Starvation(int(endpoint.rsplit(":", 1)[1]), [each * bucket.PART for each in after])
 

@@ -206,7 +206,7 @@ async def test_a_committer_that_takes_too_long_is_named_by_those_whose_sums_are_
     met = member_rounds([share("a", 0), share("b", 1)], seconds=4.0)
     if isinstance(exchanges["b"], GroupExchange):
         met = {
-            name: replace(each, message=each.message.model_copy(update={"num_failures": 1}))
+            name: replace(each, message=each.message.model_copy(update={"by_store": True}))
             for name, each in met.items()
         }
     monkeypatch.setattr(SumObjects, "get", slowly)
@@ -223,7 +223,7 @@ async def test_after_a_round_that_came_to_nothing_a_process_group_is_not_formed_
     exchanges = {name: make() for name in ("a", "b")}
     met = member_rounds([share("a", 0), share("b", 1)], round_number=1)
     again = {
-        name: replace(each, message=each.message.model_copy(update={"num_failures": 1}))
+        name: replace(each, message=each.message.model_copy(update={"by_store": True}))
         for name, each in met.items()
     }
     sums: dict[str, Sum] = {"a": {WHOLE_BATCH: term(1)}, "b": {WHOLE_BATCH: term(2)}}

@@ -11,6 +11,8 @@ from shared.messages.fluid import Share
 
 VERSION_PARTS = 4
 """A version's weights, moments and average, each of as many bytes as a sum."""
+MIN_SLOW_S, SLOW_LINE = 2.0, 2.0
+"""Seconds of a sum and its total, and factor over the fastest line's, from which a line is slow."""
 MARGIN = 2.0
 """Times what a round takes by the measured rates before it is given up: rates change."""
 
@@ -57,6 +59,16 @@ def max_seconds(
     }
     seconds = round_seconds(lines.values(), lines[committer], taking_part.num_sums)
     return max(limits.MIN_EXCHANGE_S, MARGIN * seconds)
+
+
+def is_by_store(state: State, fluid: FluidState, size: int, addresses: Sequence[str]) -> bool:
+    """Return whether sums go through the object store, where no member waits for the total of
+    another: a round came to nothing, or a measured line is slow."""
+    costs = state.costs
+    seconds = {address: size * costs.sum_seconds(address) for address in addresses}
+    limit = max(MIN_SLOW_S, SLOW_LINE * min(seconds.values()))
+    is_slow = any(seconds[each] > limit and costs.is_measured(each) for each in addresses)
+    return is_slow or fluid.num_failures > 0
 
 
 def unmet(plan: Plan, fluid: FluidState, exchange: ExchangeRound, silent: frozenset[str]) -> str:

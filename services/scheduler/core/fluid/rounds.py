@@ -31,6 +31,7 @@ from services.scheduler.core.fluid.links import (
     MARGIN,
     bytes_to_exchange,
     choose_committer,
+    is_by_store,
     max_seconds,
     seconds_to_leave,
     unmet,
@@ -131,7 +132,8 @@ def _begin_round(plan: Plan, state: State, now: float, commands: list[FluidComma
         batch=fluid.batch, attempt=fluid.attempt, update=fluid.update, round=fluid.round,
         policy=state.policy, committer=committer, shares=shares,
         max_seconds=max_seconds(plan, state, size, grouped, committer),
-        num_failures=fluid.num_failures, hosts=grouped.hosts, sites=grouped.sites,
+        num_failures=fluid.num_failures, by_store=is_by_store(state, fluid, size, taking_part),
+        hosts=grouped.hosts, sites=grouped.sites,
         up=chosen_level(plan, state, now, "up", others),
     )  # fmt: skip
     commands.append(command)
