@@ -101,7 +101,7 @@ async def started(
     port = port or free_ports(1)[0]
     announcements = [
         subjects.event_subject(setting.run, "policy_published"),
-        subjects.stored_weights(setting.run),
+        f"dg.{setting.run}.fluid.*.stored.>",
     ]
     async with watching(
         session, setting.run, folder / "logs", announcements, patience_s=_patience(setting),

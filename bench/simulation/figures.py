@@ -11,7 +11,7 @@ from typing import Any
 from services.scheduler.costs.profile import Profile, Role
 from services.scheduler.sim import profiled
 from services.scheduler.sim.cluster import Cluster
-from services.scheduler.sim.history_events import SimUse
+from services.scheduler.sim.history import SimUse
 from services.scheduler.sim.measured import (
     ClusterWatch,
     SimulationResult,

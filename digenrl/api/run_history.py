@@ -8,8 +8,6 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
-from pydantic import ValidationError
-
 from digenrl.evaluation.best import Best, comparable, find_best
 from digenrl.evaluation.records import EvaluationRecord
 from digenrl.reading.facts import USAGE_BATCHES, StepFacts
@@ -143,10 +141,9 @@ class RunHistory:
 
     async def _read_evaluation(self, key: str) -> EvaluationRecord:
         """Return a record, whose pictures can be requested from now on."""
-        try:
-            record = EvaluationRecord.model_validate_json(await self.store.read(key) or b"")
-        except ValidationError as error:
-            raise ContractError(f"{key} is not an evaluation record") from error
+        record = await EvaluationRecord.read(self.store, key)
+        if record is None:
+            raise ContractError(f"{key} is gone")
         for sample in record.samples:
             for ref in (sample.media, sample.still, sample.source):
                 if ref is not None:

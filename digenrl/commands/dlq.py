@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from digenrl.commands.options import (
-    RUNS,
-    AsJson,
-    RunArgument,
-    RunName,
-    Runs,
-    SchedulerAddress,
-    TokenFile,
-)
+from digenrl.commands import options
 from digenrl.local.runs import Run, find_run
 from digenrl.reading.wording import visible
 from shared.errors import UserError
@@ -36,14 +28,14 @@ PER_REQUEST = 200
 
 @dlq.command("list")
 def list_letters(
-    run: RunArgument = "",
+    run: options.RunArgument = "",
     every: Annotated[
         bool, typer.Option("--all", help="one by one, newest first, settled letters as well")
     ] = False,
-    scheduler: SchedulerAddress = "",
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-    runs: Runs = RUNS,
+    scheduler: options.SchedulerAddress = "",
+    token_file: options.TokenFile = None,
+    as_json: options.AsJson = False,
+    runs: options.Runs = options.RUNS,
 ) -> None:
     """List why letters are open, a line for each reason, and what helps; or all letters."""
     from digenrl.reading.letters import line, summary
@@ -86,12 +78,12 @@ def _visible(lines: Sequence[str]) -> str:
 
 @dlq.command()
 def show(
-    run: RunName,
+    run: options.RunName,
     number: Annotated[int, typer.Argument(min=1, help="number of the letter")],
-    scheduler: SchedulerAddress = "",
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-    runs: Runs = RUNS,
+    scheduler: options.SchedulerAddress = "",
+    token_file: options.TokenFile = None,
+    as_json: options.AsJson = False,
+    runs: options.Runs = options.RUNS,
 ) -> None:
     """Show a letter, what has become of its work, and its message."""
     from digenrl.reading.letters import detail
@@ -103,14 +95,14 @@ def show(
 
 @dlq.command()
 def retry(
-    run: RunName,
+    run: options.RunName,
     numbers: Numbers = None,
     every: AllOpen = False,
     resume: Annotated[bool, typer.Option("--resume", help="then resume the run")] = False,
-    scheduler: SchedulerAddress = "",
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-    runs: Runs = RUNS,
+    scheduler: options.SchedulerAddress = "",
+    token_file: options.TokenFile = None,
+    as_json: options.AsJson = False,
+    runs: options.Runs = options.RUNS,
 ) -> None:
     """Repeat the work of letters; a run that has failed because of it continues.
 
@@ -131,13 +123,13 @@ def retry(
 
 @dlq.command()
 def drop(
-    run: RunName,
+    run: options.RunName,
     numbers: Numbers = None,
     every: AllOpen = False,
-    scheduler: SchedulerAddress = "",
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-    runs: Runs = RUNS,
+    scheduler: options.SchedulerAddress = "",
+    token_file: options.TokenFile = None,
+    as_json: options.AsJson = False,
+    runs: options.Runs = options.RUNS,
 ) -> None:
     """Mark letters as not needed; nothing else of the run changes."""
     _check(numbers, every)

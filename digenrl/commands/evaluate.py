@@ -6,22 +6,13 @@ from typing import Annotated
 
 import typer
 
-from digenrl.commands.options import (
-    RUNS,
-    OpenApi,
-    PlainHttp,
-    Port,
-    RunArgument,
-    RunOption,
-    Runs,
-    settings_from_options,
-)
+from digenrl.commands import options
 from digenrl.local.runs import find_run
 
 
 def evaluate(
-    name: RunArgument = "",
-    run: RunOption = "",
+    name: options.RunArgument = "",
+    run: options.RunOption = "",
     once: Annotated[
         bool, typer.Option("--once", help="evaluate what is due now, then exit")
     ] = False,
@@ -36,13 +27,13 @@ def evaluate(
         int, typer.Option(min=0, max=19, help="CPU niceness; 19 takes only what others leave")
     ] = 0,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
-    port: Port = 0,
+    port: options.Port = 0,
     stay: Annotated[
         bool, typer.Option("--stay", help="keep running after the run, in case it is resumed")
     ] = False,
-    open_api: OpenApi = False,
-    plain_http: PlainHttp = False,
-    runs: Runs = RUNS,
+    open_api: options.OpenApi = False,
+    plain_http: options.PlainHttp = False,
+    runs: options.Runs = options.RUNS,
 ) -> None:
     """Evaluate a run's policy versions, at a fixed interval of optimizer steps.
 
@@ -54,7 +45,7 @@ def evaluate(
 
     target = find_run(name or run, runs, reads=True)
     with run_store(target):
-        settings = settings_from_options(
+        settings = options.settings_from_options(
             run=target.id, worker=worker, host=host, port=port, stay=stay, open_api=open_api,
             plain_http=plain_http,
         )  # fmt: skip

@@ -5,29 +5,20 @@ from typing import Annotated
 
 import typer
 
-from digenrl.commands.options import (
-    RUNS,
-    AsJson,
-    RunArgument,
-    RunOption,
-    Runs,
-    TensorBoardFolder,
-    WandbProject,
-    settings_from_options,
-)
+from digenrl.commands import options
 from digenrl.local.runs import find_run
 
 
 def follow(
-    name: RunArgument = "",
-    run: RunOption = "",
-    tensorboard: TensorBoardFolder = None,
-    wandb: WandbProject = None,
+    name: options.RunArgument = "",
+    run: options.RunOption = "",
+    tensorboard: options.TensorBoardFolder = None,
+    wandb: options.WandbProject = None,
     once: Annotated[
         bool, typer.Option("--once", help="write the steps committed so far, then exit")
     ] = False,
-    as_json: AsJson = False,
-    runs: Runs = RUNS,
+    as_json: options.AsJson = False,
+    runs: options.Runs = options.RUNS,
 ) -> None:
     """Write the metrics of each committed step to TensorBoard or Weights & Biases.
 
@@ -41,6 +32,6 @@ def follow(
     target = find_run(name or run, runs, reads=True)
     targets = MetricTargets(tensorboard, wandb, as_json)
     with run_store(target):
-        settings = settings_from_options(run=target.id)
+        settings = options.settings_from_options(run=target.id)
         configure_logs(service="follow", worker="follow", run=target.id)
         asyncio.run(follow_run(settings, targets, once=once or target.is_local))

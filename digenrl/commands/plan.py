@@ -5,17 +5,7 @@ from typing import Annotated
 
 import typer
 
-from digenrl.commands.options import (
-    AsJson,
-    HostGpus,
-    HostMemory,
-    Hosts,
-    LaunchUs,
-    ProfileVariant,
-    Variant,
-    recipe_file,
-    zero_or_one,
-)
+from digenrl.commands import options
 from digenrl.commands.recipe_options import given_keys
 from shared.errors import UserError
 
@@ -24,20 +14,20 @@ def plan(
     context: typer.Context,
     recipe: Annotated[
         Path | None,
-        typer.Argument(help="recipe with the batch and the schedule", callback=recipe_file),
+        typer.Argument(help="recipe with the batch and the schedule", callback=options.recipe_file),
     ] = None,
     profile: Annotated[
         str | None, typer.Option(help="cost profile; by default the profile of the model's network")
     ] = None,
-    variant: ProfileVariant = Variant.lora,
+    variant: options.ProfileVariant = options.Variant.lora,
     staleness: Annotated[
         int | None, typer.Option(min=0, max=1, help="0 or 1, overrides the recipe")
     ] = None,
     devices: Annotated[str | None, typer.Option(help="GPUs by kind, e.g. h100=16,a100=16")] = None,
-    hosts: Hosts = None,
-    host_memory: HostMemory = None,
-    host_gpus: HostGpus = 8,
-    launch_us: LaunchUs = None,
+    hosts: options.Hosts = None,
+    host_memory: options.HostMemory = None,
+    host_gpus: options.HostGpus = 8,
+    launch_us: options.LaunchUs = None,
     site: Annotated[
         list[str] | None,
         typer.Option(
@@ -45,20 +35,20 @@ def plan(
             "up and down, round-trip time; may be repeated"
         ),
     ] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Plan which devices generate and which train, and forecast the speedup."""
-    options = given_keys(context)
-    if recipe is None and options:
-        raise UserError(f"--{next(iter(options))}: a recipe key needs a recipe; name one")
+    keys = given_keys(context)
+    if recipe is None and keys:
+        raise UserError(f"--{next(iter(keys))}: a recipe key needs a recipe; name one")
     from digenrl.planning.output import plan_as_json, show_plan, wide_console
     from digenrl.planning.plan import plan as find_plan
     from shared.recipe.recipe import load_recipe
 
-    loaded = None if recipe is None else load_recipe(recipe, options)
+    loaded = None if recipe is None else load_recipe(recipe, keys)
     result = find_plan(
         loaded, devices, profile=profile, variant=variant.value,
-        staleness=zero_or_one(staleness), host_gpus=host_gpus, hosts=hosts,
+        staleness=options.zero_or_one(staleness), host_gpus=host_gpus, hosts=hosts,
         host_memory=host_memory, launch_us=launch_us, sites=tuple(site or ()),
     )  # fmt: skip
     if as_json:

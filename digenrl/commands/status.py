@@ -5,15 +5,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from digenrl.commands.options import (
-    RUNS,
-    AsJson,
-    RunArgument,
-    RunOption,
-    Runs,
-    SchedulerAddress,
-    TokenFile,
-)
+from digenrl.commands import options
 from digenrl.local.runs import Run, find_run, read_progress
 
 if TYPE_CHECKING:
@@ -25,12 +17,12 @@ POLL_S = 1.0
 
 
 def status(
-    name: RunArgument = "",
-    run: RunOption = "",
-    scheduler: SchedulerAddress = "",
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-    runs: Runs = RUNS,
+    name: options.RunArgument = "",
+    run: options.RunOption = "",
+    scheduler: options.SchedulerAddress = "",
+    token_file: options.TokenFile = None,
+    as_json: options.AsJson = False,
+    runs: options.Runs = options.RUNS,
 ) -> None:
     """Show the state of a run, what its devices wait for, and what would help."""
     from digenrl.local.connection import connect, read_run
@@ -45,12 +37,12 @@ def status(
 
 
 def watch(
-    name: RunArgument = "",
-    run: RunOption = "",
-    scheduler: SchedulerAddress = "",
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-    runs: Runs = RUNS,
+    name: options.RunArgument = "",
+    run: options.RunOption = "",
+    scheduler: options.SchedulerAddress = "",
+    token_file: options.TokenFile = None,
+    as_json: options.AsJson = False,
+    runs: options.Runs = options.RUNS,
 ) -> None:
     """Show the progress of a run, on a terminal as a table; exit when it ends, with 1 if it failed.
 

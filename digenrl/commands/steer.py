@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from digenrl.commands.options import (
-    RUNS,
-    AsJson,
-    RunArgument,
-    RunName,
-    Runs,
-    SchedulerAddress,
-    TokenFile,
-)
+from digenrl.commands import options
 from digenrl.commands.tables import table
 from digenrl.local.runs import Run, find_run
 from shared.errors import UserError
@@ -32,7 +24,7 @@ ACCEPTED_S = 5.0
 
 
 def workers(
-    run: RunArgument = "",
+    run: options.RunArgument = "",
     names: Annotated[list[str] | None, typer.Argument(help="only these workers")] = None,
     host: Annotated[str, typer.Option(help="only the workers of this host")] = "",
     drain: Annotated[
@@ -42,10 +34,10 @@ def workers(
     wait: Annotated[
         bool, typer.Option(help="with --drain: return once they have no work any more")
     ] = True,
-    scheduler: SchedulerAddress = "",
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-    runs: Runs = RUNS,
+    scheduler: options.SchedulerAddress = "",
+    token_file: options.TokenFile = None,
+    as_json: options.AsJson = False,
+    runs: options.Runs = options.RUNS,
 ) -> None:
     """List the workers of a run in progress; drain some, or a whole host, or give them work again.
 
@@ -151,14 +143,14 @@ def _row(worker: "WorkerView") -> tuple[str, ...]:
 
 
 def tag(
-    run: RunArgument = "",
+    run: options.RunArgument = "",
     mode: Annotated[
         str, typer.Argument(help="auto, off, or how many groups members generate; or nothing")
     ] = "",
-    scheduler: SchedulerAddress = "",
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-    runs: Runs = RUNS,
+    scheduler: options.SchedulerAddress = "",
+    token_file: options.TokenFile = None,
+    as_json: options.AsJson = False,
+    runs: options.Runs = options.RUNS,
 ) -> None:
     """Show the decisions and gains of trainer-assisted generation; or set how much it helps.
 
@@ -199,14 +191,14 @@ def add_actions(app: typer.Typer) -> None:
 
     @app.command()
     def pause(
-        run: RunName,
+        run: options.RunName,
         at_failure: Annotated[
             bool, typer.Option("--at-failure", help="as soon as an attempt fails, not at once")
         ] = False,
-        scheduler: SchedulerAddress = "",
-        token_file: TokenFile = None,
-        as_json: AsJson = False,
-        runs: Runs = RUNS,
+        scheduler: options.SchedulerAddress = "",
+        token_file: options.TokenFile = None,
+        as_json: options.AsJson = False,
+        runs: options.Runs = options.RUNS,
     ) -> None:
         """Issue no further fragments of a run; what is begun is finished. Failed work waits until
         the run is resumed, so that the cause can be fixed and the work retried.
@@ -224,11 +216,11 @@ def add_actions(app: typer.Typer) -> None:
     def add(action: "Action", what: str) -> None:
         @app.command(action, help=what)
         def act(
-            run: RunName,
-            scheduler: SchedulerAddress = "",
-            token_file: TokenFile = None,
-            as_json: AsJson = False,
-            runs: Runs = RUNS,
+            run: options.RunName,
+            scheduler: options.SchedulerAddress = "",
+            token_file: options.TokenFile = None,
+            as_json: options.AsJson = False,
+            runs: options.Runs = options.RUNS,
         ) -> None:
             _ask(action, find_run(run, runs), scheduler, token_file, as_json)
 

@@ -9,22 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from digenrl.commands.options import (
-    MAX_PORT,
-    RUNS,
-    AsJson,
-    RecipeFile,
-    Runs,
-    TensorBoardFolder,
-    WandbProject,
-)
+from digenrl.commands import options
 from digenrl.commands.recipe_options import given_keys
 from shared.errors import UserError
 
 
 def up(
     context: typer.Context,
-    recipe: RecipeFile,
+    recipe: options.RecipeFile,
     steps: Annotated[int | None, typer.Option(help="optimizer steps, overrides the recipe")] = None,
     seed: Annotated[int | None, typer.Option(help="seed, overrides the recipe")] = None,
     run: Annotated[
@@ -53,12 +45,15 @@ def up(
         typer.Option("--detach", help="return once it is in progress; it outlives the session"),
     ] = False,
     port: Annotated[
-        int, typer.Option(max=MAX_PORT, min=0, help="port of the scheduler's API; 0: a free one")
+        int,
+        typer.Option(
+            max=options.MAX_PORT, min=0, help="port of the scheduler's API; 0: a free one"
+        ),
     ] = 0,
-    runs: Runs = RUNS,
-    tensorboard: TensorBoardFolder = None,
-    wandb: WandbProject = None,
-    as_json: AsJson = False,
+    runs: options.Runs = options.RUNS,
+    tensorboard: options.TensorBoardFolder = None,
+    wandb: options.WandbProject = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Run a recipe on this machine: brokers, services and report, without Docker.
 
@@ -72,7 +67,7 @@ def up(
 
     if resume and fresh:
         raise UserError("--fresh: not together with --resume")
-    options = given_keys(
+    keys = given_keys(
         context,
         run__steps=steps,
         run__seed=seed,
@@ -83,7 +78,7 @@ def up(
         schedule__max_staleness=_number(staleness),
     )
     request = UpRequest(
-        recipe, options, resume=resume, fresh=fresh, port=port, runs=runs.resolve(), run=run,
+        recipe, keys, resume=resume, fresh=fresh, port=port, runs=runs.resolve(), run=run,
         targets=MetricTargets(tensorboard, wandb), typed=sys.argv,
         say=partial(typer.echo, err=as_json),
     )  # fmt: skip

@@ -6,22 +6,15 @@ from typing import Annotated
 
 import typer
 
-from digenrl.commands.options import (
-    RUN_HELP,
-    RUNS,
-    OpenApi,
-    PlainHttp,
-    Port,
-    Runs,
-    settings_from_options,
-)
+from digenrl.commands import options
 from digenrl.local.runs import find_run, names_store
 from shared.errors import UserError
 
 
 def view(
     name: Annotated[
-        str, typer.Argument(metavar="[RUN]", help=f"{RUN_HELP}; by default all runs are shown")
+        str,
+        typer.Argument(metavar="[RUN]", help=f"{options.RUN_HELP}; by default all runs are shown"),
     ] = "",
     scheduler: Annotated[
         str, typer.Option(help="address of the scheduler's API, while the run is in progress")
@@ -30,13 +23,13 @@ def view(
         Path | None, typer.Option(help="file with an operator's token for it")
     ] = None,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
-    port: Port = 0,
+    port: options.Port = 0,
     may_start: Annotated[
         bool, typer.Option("--may-start", help="let operators start runs; only on loopback")
     ] = False,
-    open_api: OpenApi = False,
-    plain_http: PlainHttp = False,
-    runs: Runs = RUNS,
+    open_api: options.OpenApi = False,
+    plain_http: options.PlainHttp = False,
+    runs: options.Runs = options.RUNS,
 ) -> None:
     """Show all runs, or one, in a browser: pictures, learning, machines and the run itself."""
     from digenrl.api.live import LOOPBACK
@@ -47,7 +40,7 @@ def view(
         raise UserError("--may-start: a recipe can name a Python file; listen on 127.0.0.1")
     one = name or scheduler or names_store() or os.environ.get("DIGENRL_RUN")
     wanted = find_run(name, runs, reads=True) if one else None
-    settings = settings_from_options(
+    settings = options.settings_from_options(
         run=wanted.id if wanted else "all",
         worker="view",
         host=host,

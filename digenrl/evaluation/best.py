@@ -74,11 +74,7 @@ async def comparable(store: ObjectStore, run: str) -> list[str]:
     for key, name in (await named_objects(store, run, "evaluations")).items():
         if name["settings"] is not None:
             keys_by_settings.setdefault(name["settings"], []).append(key)
-    return sorted(max(keys_by_settings.values(), key=_count, default=()))
-
-
-def _count(keys: list[str]) -> int:
-    return len(keys)
+    return sorted(max(keys_by_settings.values(), key=len, default=()))
 
 
 async def ranked_versions(store: ObjectStore, recipe: Recipe) -> list[int]:
@@ -88,7 +84,8 @@ async def ranked_versions(store: ObjectStore, recipe: Recipe) -> list[int]:
 
 async def _records(store: ObjectStore, recipe: Recipe) -> list[EvaluationRecord]:
     keys = await comparable(store, recipe.run.name)
-    return [EvaluationRecord.model_validate_json(await store.read(key) or b"") for key in keys]
+    records = [await EvaluationRecord.read(store, key) for key in keys]
+    return [each for each in records if each is not None]
 
 
 def ranked(records: Iterable[EvaluationRecord], recipe: Recipe) -> list[int]:

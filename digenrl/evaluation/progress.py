@@ -1,7 +1,5 @@
 """How far the evaluation of a run is: for the HTTP API and for Prometheus."""
 
-from dataclasses import dataclass, field
-
 from fastapi import APIRouter
 from prometheus_client import Gauge
 from pydantic import BaseModel, ConfigDict
@@ -9,30 +7,19 @@ from pydantic import BaseModel, ConfigDict
 from digenrl.evaluation.records import EvaluationRecord
 
 
-@dataclass(slots=True)
-class Progress:
-    evaluated: list[int] = field(default_factory=list)
-    """Policy versions that have a record."""
-    pending: list[int] | None = None
-    """Versions that are due and have no record, committed or not; None before the first look."""
-    alarms: list[str] = field(default_factory=list)
-    """Alarms for the versions that this process has evaluated, oldest first."""
-
-
-class EvaluationView(BaseModel):
+class Progress(BaseModel):
     """Describes how far the evaluation of a run is."""
 
     model_config = ConfigDict(
         use_attribute_docstrings=True,
-        from_attributes=True,
         json_schema_extra={"examples": [{"evaluated": [0, 10], "pending": [20], "alarms": []}]},
     )
 
-    evaluated: list[int]
+    evaluated: list[int] = []
     """Policy versions that have a record."""
-    pending: list[int] | None
+    pending: list[int] | None = None
     """Versions that are due and have no record, committed or not; null before the first look."""
-    alarms: list[str]
+    alarms: list[str] = []
     """Alarms for the versions that this process has evaluated, oldest first."""
 
 
@@ -40,9 +27,9 @@ def routes(progress: Progress) -> APIRouter:
     router = APIRouter(tags=["evaluation"])
 
     @router.get("/v1/evaluation", operation_id="get_evaluation")
-    def evaluation() -> EvaluationView:
+    def evaluation() -> Progress:
         """Return the evaluated versions, the pending ones, and the alarms."""
-        return EvaluationView.model_validate(progress)
+        return progress
 
     return router
 

@@ -163,6 +163,15 @@ class EvaluationRecord(Record):
     seconds: Seconds
     """Seconds that the evaluation took."""
 
+    @classmethod
+    async def read(cls, store: ObjectStore, key: str) -> "EvaluationRecord | None":
+        """Return the record of a key, if there is one; raises ContractError if it is invalid."""
+        data = await store.read(key)
+        try:
+            return None if data is None else cls.model_validate_json(data)
+        except ValidationError as error:
+            raise ContractError(f"{key} is not an evaluation record") from error
+
     @property
     def version(self) -> int:
         return self.policy.version
@@ -201,14 +210,7 @@ class Evaluations:
 
     async def read(self, version: int) -> EvaluationRecord | None:
         """Return a version's record, if there is one; raises ContractError if it is invalid."""
-        key = self._key(version)
-        data = await self.store.read(key)
-        if data is None:
-            return None
-        try:
-            return EvaluationRecord.model_validate_json(data)
-        except ValidationError as error:
-            raise ContractError(f"{key} is not an evaluation record") from error
+        return await EvaluationRecord.read(self.store, self._key(version))
 
     async def read_all(self) -> list[EvaluationRecord]:
         """Return all records, oldest version first."""

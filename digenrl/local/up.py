@@ -14,15 +14,9 @@ from urllib.parse import urlsplit
 import httpx
 from rich.console import Console
 
+from digenrl.local import limits
 from digenrl.local.brokers.embedded import HOST_CACHE, Brokers, plan_brokers
 from digenrl.local.checking.preflight import LocalRun
-from digenrl.local.limits import (
-    API_TIMEOUT_S,
-    BROKER_STOP_S,
-    LINK_POLL_S,
-    PAGE_TIMEOUT_S,
-    WATCH_POLL_S,
-)
 from digenrl.local.processes.assignment import REPORT
 from digenrl.local.processes.ports import free_ports
 from digenrl.local.processes.preload import plan_preload
@@ -123,7 +117,7 @@ async def run_locally(local: LocalRun, *, as_json: bool = False) -> int:
         return _explain(outcome, local, console)
     finally:
         await _stop_services(supervisor)
-        await supervisor.stop(BROKERS, seconds=BROKER_STOP_S)
+        await supervisor.stop(BROKERS, seconds=limits.BROKER_STOP_S)
         await client.aclose()
         if starter is not None:
             await starter.stop()
@@ -133,7 +127,7 @@ async def run_locally(local: LocalRun, *, as_json: bool = False) -> int:
 def _apis(local: LocalRun) -> tuple[httpx.AsyncClient, Api, Api]:
     """Return a client with the APIs of scheduler and page, whose addresses are written down."""
     client = httpx.AsyncClient(  # on loopback: there is no certificate to check
-        timeout=API_TIMEOUT_S,
+        timeout=limits.API_TIMEOUT_S,
         verify=False,
         trust_env=False,
         headers=local.tokens.headers("operator"),
@@ -251,9 +245,9 @@ async def _start_and_watch(
 async def _show_link(page: Api, display: Display) -> None:
     """Print the link to the run's page as soon as it answers; without one if it does not."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(PAGE_TIMEOUT_S):
+        async with asyncio.timeout(limits.PAGE_TIMEOUT_S):
             while (link := await page.link()) is None:  # noqa: ASYNC110 -- another process
-                await asyncio.sleep(LINK_POLL_S)
+                await asyncio.sleep(limits.LINK_POLL_S)
             display.tell(f"link to the run's page (works once, for ten minutes): {link}")
 
 
@@ -309,7 +303,7 @@ async def _watch(
         if evaluation is not None:
             await evaluation.look()
         await mender.look(supervisor)
-        await asyncio.sleep(WATCH_POLL_S)
+        await asyncio.sleep(limits.WATCH_POLL_S)
 
 
 def _evaluation(

@@ -17,16 +17,10 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, NotFoundError
 
+from shared import limits
 from shared.bus.traces import received
 from shared.cancellation import cancellable
 from shared.errors import ContractError, Unavailable, UserError
-from shared.limits import (
-    HEARTBEAT_S,
-    MAX_CONSUMERS,
-    MAX_HEADERS_BYTES,
-    SAME_NAME_S,
-    STREAM_INFO_TIMEOUT_S,
-)
 from shared.messages.codec import decode
 from shared.messages.contracts import Message
 from shared.messages.subjects import ALL_SUBJECTS, FLUID, STREAMS, Stream, message_subject
@@ -123,7 +117,7 @@ async def _ask(client: Client, call: str, **request: str) -> dict[str, Any]:
     """Return what JetStream answers. nats-py would make objects of hundreds of fields of it, which
     takes longer than everything else."""
     reply = client.request(
-        f"$JS.API.{call}", json.dumps(request).encode(), timeout=STREAM_INFO_TIMEOUT_S
+        f"$JS.API.{call}", json.dumps(request).encode(), timeout=limits.STREAM_INFO_TIMEOUT_S
     )
     answer: dict[str, Any] = json.loads((await cancellable(reply)).data)
     if "error" in answer:
@@ -166,8 +160,8 @@ async def _grow(
         changes["max_bytes"] = config.max_bytes
     if 0 <= message < (config.max_msg_size or 0):  # an earlier release made it
         changes["max_msg_size"] = config.max_msg_size
-    if 0 < (current.max_consumers or -1) < MAX_CONSUMERS:
-        changes["max_consumers"] = MAX_CONSUMERS
+    if 0 < (current.max_consumers or -1) < limits.MAX_CONSUMERS:
+        changes["max_consumers"] = limits.MAX_CONSUMERS
     if not changes:
         return
     try:
@@ -201,9 +195,9 @@ def stream_config(stream: Stream) -> api.StreamConfig:
         discard_new_per_subject=stream.slots,
         max_msgs_per_subject=1 if stream.slots or stream.newest else -1,
         max_bytes=stream.max_bytes,
-        max_msg_size=stream.max_message_bytes + MAX_HEADERS_BYTES,
-        max_consumers=MAX_CONSUMERS,
-        duplicate_window=SAME_NAME_S,
+        max_msg_size=stream.max_message_bytes + limits.MAX_HEADERS_BYTES,
+        max_consumers=limits.MAX_CONSUMERS,
+        duplicate_window=limits.SAME_NAME_S,
     )
 
 
@@ -219,7 +213,7 @@ def follower_config(inbox: str, filters: list[str], start: int) -> api.ConsumerC
         filter_subject=one,
         filter_subjects=filters if one is None else None,
         ack_policy=api.AckPolicy.NONE,
-        idle_heartbeat=HEARTBEAT_S,
+        idle_heartbeat=limits.HEARTBEAT_S,
         inactive_threshold=30.0,
         mem_storage=True,
     )
@@ -240,7 +234,7 @@ async def contiguous(arrived: asyncio.Queue[Msg]) -> AsyncIterator[Msg]:
     expected = 1
     while True:
         try:
-            async with asyncio.timeout(3 * HEARTBEAT_S):
+            async with asyncio.timeout(3 * limits.HEARTBEAT_S):
                 raw = await arrived.get()
         except TimeoutError:
             return

@@ -11,14 +11,8 @@ from typing import Any
 import msgpack
 from pydantic import TypeAdapter, ValidationError
 
+from shared import limits
 from shared.errors import ContractError
-from shared.limits import (
-    MAX_MESSAGE_BYTES,
-    MAX_MESSAGE_DEPTH,
-    MAX_PLAIN_BYTES,
-    MAX_SUMS_BYTES,
-    MAX_UNCOMPRESSED_BYTES,
-)
 from shared.messages.contracts import Message
 from shared.messages.fluid import ExchangeSums
 
@@ -35,8 +29,8 @@ def encode(message: Message) -> bytes:
         ContractError: if the message is too large for the bus.
     """
     plain: bytes = msgpack.packb(message.model_dump())
-    packed = plain if len(plain) <= MAX_UNCOMPRESSED_BYTES else zlib.compress(plain)
-    for size, limit in ((len(plain), MAX_PLAIN_BYTES), (len(packed), _most_bytes(message))):
+    packed = plain if len(plain) <= limits.MAX_UNCOMPRESSED_BYTES else zlib.compress(plain)
+    for size, limit in ((len(plain), limits.MAX_PLAIN_BYTES), (len(packed), _most_bytes(message))):
         if size > limit:
             raise ContractError(f"a {message.kind} of {size} bytes exceeds {limit}")
     return packed
@@ -53,13 +47,13 @@ def group_bytes(samples: int, fragments: int, scorers: int) -> int:
 
 
 def _most_bytes(message: Message) -> int:
-    return MAX_SUMS_BYTES if isinstance(message, ExchangeSums) else MAX_MESSAGE_BYTES
+    return limits.MAX_SUMS_BYTES if isinstance(message, ExchangeSums) else limits.MAX_MESSAGE_BYTES
 
 
 def decode(data: bytes) -> Message:
     """Return the message; raise only ContractError, for any bytes."""
-    if len(data) > MAX_SUMS_BYTES:
-        raise ContractError(f"{len(data)} bytes exceed the limit of {MAX_SUMS_BYTES}")
+    if len(data) > limits.MAX_SUMS_BYTES:
+        raise ContractError(f"{len(data)} bytes exceed the limit of {limits.MAX_SUMS_BYTES}")
     try:
         plain = msgpack.unpackb(
             _plain(data) if data.startswith(ZLIB) else data,
@@ -69,7 +63,7 @@ def decode(data: bytes) -> Message:
             ext_hook=_no_extension,
             max_ext_len=0,
         )
-        if _depth(plain) > MAX_MESSAGE_DEPTH:
+        if _depth(plain) > limits.MAX_MESSAGE_DEPTH:
             raise ContractError("nested too deeply")
         message = _MESSAGE.validate_python(plain, by_alias=True, by_name=False)
         if len(data) > _most_bytes(message):
@@ -83,9 +77,9 @@ def decode(data: bytes) -> Message:
 
 def _plain(data: bytes) -> bytes:
     unpacking = zlib.decompressobj()
-    plain = unpacking.decompress(data, MAX_PLAIN_BYTES)
+    plain = unpacking.decompress(data, limits.MAX_PLAIN_BYTES)
     if not unpacking.eof or unpacking.unused_data:
-        raise ContractError(f"no zlib stream of at most {MAX_PLAIN_BYTES} bytes")
+        raise ContractError(f"no zlib stream of at most {limits.MAX_PLAIN_BYTES} bytes")
     return plain
 
 
@@ -102,7 +96,7 @@ def _no_extension(code: int, _: bytes) -> Any:
 
 def _depth(value: Any) -> int:
     deepest, level = 0, [value]
-    while level and deepest <= MAX_MESSAGE_DEPTH:
+    while level and deepest <= limits.MAX_MESSAGE_DEPTH:
         deepest += 1
         level = [
             child

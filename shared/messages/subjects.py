@@ -228,11 +228,6 @@ def fluid_events(run: str) -> list[str]:
     return [f"dg.{run}.fluid.*.{kind}.>" for kind in kinds]
 
 
-def stored_weights(run: str) -> str:
-    """Match the reports of committing members about weights that can be fetched."""
-    return f"dg.{run}.fluid.*.stored.>"
-
-
 def train_subject(run: str, batch: int, group: int, attempt: int) -> str:
     """Return the slot of one group that is to be trained."""
     return f"dg.{run}.train.{batch}.{group}.{attempt}"

@@ -4,14 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from shared import limits
 from shared.bus.traces import Context, Span, Traces, trace_to
 from shared.errors import UserError
-from shared.limits import (
-    COLLECTOR_FLUSH_S,
-    COLLECTOR_TIMEOUT_S,
-    EXPORT_INTERVAL_S,
-    MAX_WAITING_SPANS,
-)
 from shared.process.settings import ServiceSettings
 from shared.proxies import go_direct
 
@@ -44,9 +39,10 @@ def tracing(settings: ServiceSettings, service: str) -> Iterator[None]:
     url = endpoint if endpoint.endswith(SPANS) else endpoint.rstrip("/") + SPANS
     go_direct(settings.nats_url.get_secret_value(), settings.s3_endpoint)
     processor = BatchSpanProcessor(
-        OTLPSpanExporter(endpoint=url, timeout=COLLECTOR_TIMEOUT_S),
-        max_queue_size=MAX_WAITING_SPANS, schedule_delay_millis=1000 * EXPORT_INTERVAL_S,
-        export_timeout_millis=1000 * COLLECTOR_TIMEOUT_S,
+        OTLPSpanExporter(endpoint=url, timeout=limits.COLLECTOR_TIMEOUT_S),
+        max_queue_size=limits.MAX_WAITING_SPANS,
+        schedule_delay_millis=1000 * limits.EXPORT_INTERVAL_S,
+        export_timeout_millis=1000 * limits.COLLECTOR_TIMEOUT_S,
     )  # fmt: skip
     resource = Resource.create({
         "service.name": f"digenrl-{service}", "service.instance.id": settings.worker,
@@ -61,7 +57,7 @@ def tracing(settings: ServiceSettings, service: str) -> Iterator[None]:
         yield
     finally:
         trace_to(None)
-        processor.force_flush(int(1000 * COLLECTOR_FLUSH_S))
+        processor.force_flush(int(1000 * limits.COLLECTOR_FLUSH_S))
         processor.shutdown()  # type: ignore[no-untyped-call]
 
 

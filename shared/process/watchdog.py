@@ -24,14 +24,8 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from shared import limits
 from shared.errors import Unavailable
-from shared.limits import (
-    DEADLINE_FACTOR,
-    FIRST_DEADLINE_S,
-    HANG_CHECK_S,
-    MIN_DEADLINE_S,
-    OUTAGE_GRACE_S,
-)
 
 EXIT_HUNG = 70
 WARNING_SHARE = 0.5
@@ -90,7 +84,9 @@ class WorkInProgress:
             return chosen
         longest = self.longest.get(kind)
         usual = (
-            FIRST_DEADLINE_S if longest is None else max(MIN_DEADLINE_S, DEADLINE_FACTOR * longest)
+            limits.FIRST_DEADLINE_S
+            if longest is None
+            else max(limits.MIN_DEADLINE_S, limits.DEADLINE_FACTOR * longest)
         )
         return usual + self.longer_s / WARNING_SHARE
 
@@ -115,7 +111,7 @@ def _leave(reason: str) -> None:
 @dataclass(slots=True)
 class Watchdog:
     progress: WorkInProgress
-    look_s: float = HANG_CHECK_S
+    look_s: float = limits.HANG_CHECK_S
     leave: Callable[[str], None] = _leave
 
     def start(self) -> None:
@@ -126,7 +122,7 @@ class Watchdog:
         while True:
             time.sleep(self.look_s)
             now = time.monotonic()
-            self.look(now - last, outage=now - Unavailable.noticed_at < OUTAGE_GRACE_S)
+            self.look(now - last, outage=now - Unavailable.noticed_at < limits.OUTAGE_GRACE_S)
             last = now
 
     def look(self, seconds: float, *, outage: bool = False) -> None:

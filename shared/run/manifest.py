@@ -15,15 +15,8 @@ from typing import Annotated, Literal, Protocol, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from shared import limits
 from shared.errors import ContractError
-from shared.limits import (
-    MAX_DIMENSIONS,
-    MAX_MANIFEST_BYTES,
-    MAX_SHARDS,
-    MAX_TENSOR_NAME,
-    MAX_TENSOR_PIECES,
-    MAX_TENSORS,
-)
 from shared.messages.contracts import ObjectRef
 from shared.messages.records import Count, Digest, Record
 from shared.store.tensor_header import BITS, Data
@@ -32,7 +25,7 @@ SHARD = ".safetensors"
 MANIFEST = ".manifest.json"
 CHANGE = ".change.safetensors"
 
-Extent = Annotated[tuple[Count, ...], Field(max_length=MAX_DIMENSIONS)]
+Extent = Annotated[tuple[Count, ...], Field(max_length=limits.MAX_DIMENSIONS)]
 DType = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"]
 
 
@@ -80,8 +73,8 @@ class Shard(Record):
     """
 
     object: ObjectRef
-    pieces: dict[Annotated[str, Field(max_length=MAX_TENSOR_NAME)], TensorBox] = Field(
-        max_length=MAX_TENSORS
+    pieces: dict[Annotated[str, Field(max_length=limits.MAX_TENSOR_NAME)], TensorBox] = Field(
+        max_length=limits.MAX_TENSORS
     )
 
     @model_validator(mode="after")
@@ -95,7 +88,7 @@ class Manifest(Record):
     format: Literal[1] = 1
     weights_digest: Digest
     """Digest of the version's weights, as in `Policy`: a checkpoint names its weights."""
-    shards: Annotated[tuple[Shard, ...], Field(min_length=1, max_length=MAX_SHARDS)]
+    shards: Annotated[tuple[Shard, ...], Field(min_length=1, max_length=limits.MAX_SHARDS)]
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
@@ -126,8 +119,10 @@ def check_complete(shards: Iterable[TensorBoxes]) -> None:
 def _check_tensor(name: str, pieces: Sequence[TensorBox]) -> None:
     if len({(piece.dtype, piece.whole) for piece in pieces}) > 1:
         raise ValueError(f"{name[:80]} has several types or shapes")
-    if len(pieces) > MAX_TENSOR_PIECES:
-        raise ValueError(f"{name[:80]} is in {len(pieces)} pieces; at most {MAX_TENSOR_PIECES}")
+    if len(pieces) > limits.MAX_TENSOR_PIECES:
+        raise ValueError(
+            f"{name[:80]} is in {len(pieces)} pieces; at most {limits.MAX_TENSOR_PIECES}"
+        )
     if sum(piece.num_elements for piece in pieces) != math.prod(pieces[0].whole):
         raise ValueError(f"{name[:80]} is not whole")
     if any(one.overlaps(other) for one, other in _neighbours(pieces)):
@@ -159,7 +154,7 @@ def read_manifest(data: bytes, key: str) -> Manifest:
     Raises:
         ContractError: if it is invalid, or names objects outside of its folder.
     """
-    if len(data) > MAX_MANIFEST_BYTES:
+    if len(data) > limits.MAX_MANIFEST_BYTES:
         raise ContractError(f"{key} is too large for a manifest: {len(data)} bytes")
     try:
         manifest = Manifest.model_validate_json(data)
@@ -217,7 +212,7 @@ class StoredTensors(Protocol):
 
 
 def cut(
-    sizes: Mapping[str, int], most: int, max_tensors: int = MAX_TENSORS
+    sizes: Mapping[str, int], most: int, max_tensors: int = limits.MAX_TENSORS
 ) -> Iterable[Collection[str]]:
     """Cut named tensors of these sizes, in order, into shards of at most ``most`` bytes and a
     maximum number of tensors; a larger tensor has a shard of its own.

@@ -111,16 +111,6 @@ def _has(shard: Shard, wanted: WantsTensor) -> bool:
     return any(wanted(name, piece) for name, piece in shard.pieces.items())
 
 
-async def is_whole(store: ObjectStore, ref: ObjectRef, weights_digest: str | None = None) -> bool:
-    """Return whether all that `open_tensors` would give is there, and is what it should be."""
-    try:
-        async for _ in (await open_tensors(store, ref, weights_digest)).parts():
-            pass
-    except (IntegrityError, ContractError):
-        return False
-    return True
-
-
 async def open_tensors(
     store: ObjectStore, ref: ObjectRef, weights_digest: str | None = None
 ) -> StoredShards:

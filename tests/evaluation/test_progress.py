@@ -2,7 +2,7 @@
 
 from fastapi.testclient import TestClient
 
-from digenrl.evaluation.progress import EvaluationView, Progress, routes
+from digenrl.evaluation.progress import Progress, routes
 from shared.process.service import Health, worker_app
 
 
@@ -11,9 +11,9 @@ def test_the_evaluator_describes_every_field_and_answers_as_its_example() -> Non
     app = worker_app("evaluation", Health())
     app.include_router(routes(progress))
     schemas = app.openapi()["components"]["schemas"]
-    assert {"EvaluationView", "ProbeView", "Problem"} == set(schemas)
+    assert {"Progress", "ProbeView", "Problem"} == set(schemas)
     for name, model in schemas.items():
         assert all(field.get("description") for field in model["properties"].values()), name
-    [example] = EvaluationView.model_json_schema()["examples"]
+    [example] = Progress.model_json_schema()["examples"]
     progress.evaluated, progress.pending = example["evaluated"], example["pending"]
     assert TestClient(app).get("/v1/evaluation").json() == example

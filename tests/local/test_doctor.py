@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from digenrl.commands.cli import app
+from digenrl.local import limits
 from digenrl.local.checking import doctor
 from shared.errors import UserError
 from tests.http_server import QuietHandler, serving
@@ -26,7 +27,7 @@ CLOSED = "127.0.0.1:1"
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("DIGENRL_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(doctor, "SERVICE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(limits, "SERVICE_TIMEOUT_S", 1.0)
 
 
 def examined(*arguments: str) -> tuple[int, dict[str, list[dict[str, str]]]]:

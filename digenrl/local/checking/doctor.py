@@ -29,17 +29,9 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 from redis.exceptions import NoPermissionError
 
+from digenrl.local import limits
 from digenrl.local.brokers.embedded import broker_binaries, plan_brokers
 from digenrl.local.checking.inputs import check_inputs
-from digenrl.local.limits import (
-    BROKER_STOP_S,
-    GPU_TRIAL_TIMEOUT_S,
-    MAX_SKEW_S,
-    MIN_DISK_BYTES,
-    MIN_MEMORY_BYTES,
-    MIN_OPEN_FILES,
-    SERVICE_TIMEOUT_S,
-)
 from digenrl.local.processes.gpus import VISIBLE, visible_gpus
 from digenrl.local.processes.ports import free_ports
 from digenrl.local.processes.supervisor import Supervisor
@@ -173,7 +165,7 @@ def _disk(runs: Path) -> Finding:
     if not os.access(existing, os.W_OK):
         return Finding("disk", "fault", f"{existing} cannot be written", "choose another --runs")
     free = shutil.disk_usage(existing).free
-    if free < MIN_DISK_BYTES:
+    if free < limits.MIN_DISK_BYTES:
         text = f"{existing} has {free >> 20} MiB free"
         return Finding("disk", "fault", text, "free some space, or choose another --runs")
     return Finding("disk", "ok", f"{existing} has {free >> 30} GiB free")
@@ -181,15 +173,15 @@ def _disk(runs: Path) -> Finding:
 
 def _memory() -> Finding:
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    state: State = "warning" if free < MIN_MEMORY_BYTES else "ok"
+    state: State = "warning" if free < limits.MIN_MEMORY_BYTES else "ok"
     remedy = "stop other programs: the demo needs 2 GiB" if state == "warning" else ""
     return Finding("memory", state, f"{free / 2**30:.1f} GiB free", remedy)
 
 
 def _files(limit: int) -> Finding:
-    if 0 <= limit < MIN_OPEN_FILES:
+    if 0 <= limit < limits.MIN_OPEN_FILES:
         text = f"a process may open {limit} files"
-        return Finding("open files", "fault", text, f"ulimit -n {4 * MIN_OPEN_FILES}")
+        return Finding("open files", "fault", text, f"ulimit -n {4 * limits.MIN_OPEN_FILES}")
     return Finding("open files", "ok", f"{limit}")
 
 
@@ -226,7 +218,7 @@ async def _start_brokers(folder: Path) -> None:
     try:
         await asyncio.gather(*(supervisor.start(program) for program in plan.programs))
     finally:
-        await supervisor.stop(list(supervisor.children), seconds=BROKER_STOP_S)
+        await supervisor.stop(list(supervisor.children), seconds=limits.BROKER_STOP_S)
 
 
 def proxy_findings() -> Iterator[Finding]:
@@ -265,7 +257,7 @@ def _try_gpu(gpu: str, program: str = GPU_TRIAL_CODE) -> Finding:
     try:
         result = subprocess.run(
             [sys.executable, "-P", "-c", program], env={**os.environ, VISIBLE: gpu},
-            capture_output=True, text=True, timeout=GPU_TRIAL_TIMEOUT_S, check=False,
+            capture_output=True, text=True, timeout=limits.GPU_TRIAL_TIMEOUT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return Finding("gpus", "fault", f"GPU {gpu} does not respond", "restart the machine")
@@ -292,13 +284,13 @@ async def service_findings(settings: ServiceSettings) -> list[Finding]:
     findings = []
     for name, check in checks.items():
         try:
-            async with asyncio.timeout(SERVICE_TIMEOUT_S):
+            async with asyncio.timeout(limits.SERVICE_TIMEOUT_S):
                 if text := await check(settings):
                     findings.append(Finding(name, "ok", text))
         except DigenRLError as error:
             findings.append(Finding(name, "fault", str(error)))
         except TimeoutError:
-            text = f"does not respond within {SERVICE_TIMEOUT_S:.0f} s"
+            text = f"does not respond within {limits.SERVICE_TIMEOUT_S:.0f} s"
             remedy = f"check DIGENRL_{ADDRESSES[name]}, and whether the service runs"
             findings.append(Finding(name, "fault", text, remedy))
     return findings
@@ -345,14 +337,14 @@ async def _clock(settings: ServiceSettings) -> str:
         return ""
     try:
         async with httpx.AsyncClient(
-            verify=settings.trusted, timeout=SERVICE_TIMEOUT_S, trust_env=False
+            verify=settings.trusted, timeout=limits.SERVICE_TIMEOUT_S, trust_env=False
         ) as client:
             response = await client.head(settings.s3_endpoint)
         store_time = parsedate_to_datetime(response.headers["date"]).timestamp()
     except (httpx.HTTPError, KeyError, ValueError):
         return ""  # the check of the store reports the error
     skew = time.time() - store_time
-    if abs(skew) > MAX_SKEW_S:
+    if abs(skew) > limits.MAX_SKEW_S:
         raise UserError(f"this clock differs by {skew:+.0f} s from the store's; run an NTP client")
     return f"{abs(skew):.0f} s from the store's"
 

@@ -110,7 +110,6 @@ def build(
     seed: int = 0,
     delay: float = 0.0,
     first_state: State | None = None,
-    keep_intervals: bool = False,
 ) -> Cluster:
     """A cluster with everything started at time 0.
 
@@ -121,7 +120,7 @@ def build(
         delay: seconds of a message.
     """
     world = World()
-    history = History(world, Noise(timing.noise, seed), keep_intervals)
+    history = History(world, Noise(timing.noise, seed))
     broker = Broker(world, delay)
     scheduler = SimScheduler(world, broker, plan, first_state or State(recovering=True))
     scheduler.start()

@@ -1,22 +1,21 @@
 """History of the simulated cluster: busy seconds of its devices, for the planner."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from services.scheduler.costs.noise import Noise
-from services.scheduler.sim.history_events import Interval, SimUse
 from services.scheduler.sim.world import World
+
+SimUse = Literal["generate", "train", "commit", "load", "exchange"]
 
 
 @dataclass(slots=True)
 class History:
     world: World
     noise: Noise = field(default_factory=Noise)
-    keep_intervals: bool = False
-    """Whether intervals are kept."""
     busy: dict[tuple[str, SimUse], float] = field(default_factory=dict)
     """(device, use) -> seconds."""
     commit_times: list[float] = field(default_factory=list)
-    intervals: list[Interval] = field(default_factory=list)
     beyond_mean: dict[str, float] = field(default_factory=dict)
     """Device -> seconds that noise has added to its work so far, or taken from it."""
 
@@ -30,24 +29,18 @@ class History:
 
     def works(self, device: str, use: SimUse, load: float, seconds: float) -> None:
         """Record a use that begins now, after a version is loaded."""
-        self._use(device, "load", 0.0, load)
-        self._use(device, use, load, seconds)
+        self.use(device, "load", 0.0, load)
+        self.use(device, use, load, seconds)
 
     def worked(self, device: str, use: SimUse, begin: float) -> None:
         """Record a use that ends now."""
         seconds = self.world.now - begin
-        self._use(device, use, -seconds, seconds)
+        self.use(device, use, -seconds, seconds)
 
     def committed(self) -> None:
         self.commit_times.append(self.world.now)
 
-    def _use(self, device: str, use: SimUse, delay: float, seconds: float) -> None:
-        if not seconds:
-            return
-        self._add(device, use, seconds)
-        if self.keep_intervals:
-            begin = self.world.now + delay
-            self.intervals.append(Interval(device, use, begin, begin + seconds))
-
-    def _add(self, device: str, use: SimUse, seconds: float) -> None:
-        self.busy[device, use] = self.busy.get((device, use), 0.0) + seconds
+    def use(self, device: str, use: SimUse, delay: float, seconds: float) -> None:
+        """Record a use that begins after ``delay``, or began before now if that is negative."""
+        if seconds:
+            self.busy[device, use] = self.busy.get((device, use), 0.0) + seconds

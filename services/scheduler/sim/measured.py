@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from services.scheduler.core.device_queues import sample_seconds
 from services.scheduler.sim.cluster import Cluster
-from services.scheduler.sim.history_events import SimUse
+from services.scheduler.sim.history import SimUse
 from services.scheduler.sim.sites import SiteUse
 from shared.messages import subjects
 from shared.messages.contracts import FragmentGenerated, TrainGroup

@@ -13,7 +13,7 @@ from services.scheduler.core.state import Plan
 from services.scheduler.sim.commits import Commit
 from services.scheduler.sim.fabric import Fabric
 from services.scheduler.sim.generating_member import GeneratingMember
-from services.scheduler.sim.history_events import SimUse
+from services.scheduler.sim.history import SimUse
 from services.scheduler.sim.sites import REF
 from shared.messages import subjects
 from shared.messages.contracts import (

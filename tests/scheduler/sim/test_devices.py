@@ -8,7 +8,7 @@ import pytest
 from services.scheduler.core.state import Plan, State, TagState
 from services.scheduler.core.tag.controller import Controller
 from services.scheduler.sim.cluster import Cluster, build
-from services.scheduler.sim.history_events import Interval
+from services.scheduler.sim.history import History, SimUse
 from services.scheduler.sim.timing import Timing
 from shared.learning.prompts import PromptOrder
 from shared.learning.windows import Windows
@@ -35,22 +35,41 @@ TIMING = Timing(
 )
 
 
+INTERVALS: dict[int, list[tuple[str, str, float, float]]] = {}
+"""Uses of devices with their begin and end, by the number of the history."""
+
+
+@pytest.fixture(autouse=True)
+def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    INTERVALS.clear()
+    use = History.use
+
+    def record(self: History, device: str, what: SimUse, delay: float, seconds: float) -> None:
+        use(self, device, what, delay, seconds)
+        begin = self.world.now + delay
+        interval = device, what, round(begin, 3), round(begin + seconds, 3)
+        INTERVALS.setdefault(id(self), []).extend([interval] if seconds else [])
+
+    monkeypatch.setattr(History, "use", record)
+
+
 def run(
     plan: Plan, *, rollout: Mapping[str, int], members: Mapping[str, int], groups: int = 0
 ) -> Cluster:
     """``groups``: that members may generate."""
     state = State(recovering=True, tag=TagState(controller=Controller(mode="fixed", groups=groups)))
-    cluster = build(
-        plan, TIMING, rollout=rollout, members=members, keep_intervals=True, first_state=state
-    )
+    cluster = build(plan, TIMING, rollout=rollout, members=members, first_state=state)
     assert cluster.world.run(1e6, lambda: cluster.finished)
     return cluster
 
 
 def uses(cluster: Cluster, name: str) -> list[tuple[str, float, float]]:
     device = f"{cluster.members[name].address}/0"
-    intervals: list[Interval] = [i for i in cluster.history.intervals if i.device == device]
-    return [(i.use, round(i.begin, 3), round(i.end, 3)) for i in intervals]
+    return [
+        (use, begin, end)
+        for each, use, begin, end in INTERVALS[id(cluster.history)]
+        if each == device
+    ]
 
 
 def test_members_that_are_lent_generate_their_share_and_then_train() -> None:

@@ -22,9 +22,7 @@ def run(plan: Plan, *, hanging: int) -> Cluster:
         fragment=lambda kind, samples: 2.0 * samples,
         gradient=lambda kind, samples: 0.01 * samples,
     )
-    cluster = build(
-        plan, timing, rollout={"gpu": NUM_DEVICES}, members={"fast": 1}, keep_intervals=True
-    )
+    cluster = build(plan, timing, rollout={"gpu": NUM_DEVICES}, members={"fast": 1})
     for worker in list(cluster.rollout.values())[:hanging]:
         worker.timing = replace(timing, fragment=lambda kind, samples: math.inf)
 

@@ -10,6 +10,7 @@ import pytest
 from shared import limits
 from shared.errors import ContractError, IntegrityError
 from shared.messages.contracts import ObjectRef
+from shared import limits
 from shared.run import manifest as manifests
 from shared.run.manifest import MANIFEST, Manifest, TensorBox, TensorBoxes, cut, read_manifest
 from shared.run.shards import open_tensors, store_manifest, store_version_parts
@@ -169,7 +170,7 @@ def test_too_many_shards_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = json.dumps({"weights_digest": DIGEST, "shards": shards}).encode()
     with pytest.raises(ContractError):
         read_manifest(data, f"{FOLDER}/x{MANIFEST}")
-    monkeypatch.setattr(manifests, "MAX_MANIFEST_BYTES", 10)
+    monkeypatch.setattr(limits, "MAX_MANIFEST_BYTES", 10)
     with pytest.raises(ContractError, match="too large"):
         read_manifest(data, f"{FOLDER}/x{MANIFEST}")
 
