@@ -36,25 +36,22 @@ class Turns:
 
 
 async def run_command(
-    *words: str,
-    limit_s: float,
-    module: str = "digenrl",
-    environment: Mapping[str, str] | None = None,
-    data: bytes = b"",
+    *words: str, limit_s: float, environment: Mapping[str, str] | None = None, refusal: int = 409
 ) -> str:
-    """Return what a command prints, which reads ``data``.
+    """Return what a command prints.
 
     Raises:
-        HTTPException: if the command fails, or takes longer than ``limit_s``.
+        HTTPException: if the command fails, or takes longer than ``limit_s``; with the status
+            ``refusal`` if its options do not fit.
     """
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", module, *words, stdin=asyncio.subprocess.PIPE,
+        sys.executable, "-m", "digenrl", *words, stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment,
         preexec_fn=_after_all_else if sys.platform == "linux" else None,
     )  # fmt: skip
     try:
         async with asyncio.timeout(limit_s):
-            output, errors = await process.communicate(data)
+            output, errors = await process.communicate()
     except TimeoutError:
         why = f"no {words[0]} within {limit_s:g} s; `digenrl {words[0]}` has no limit of time"
         raise HTTPException(503, why) from None
@@ -65,7 +62,8 @@ async def run_command(
     if process.returncode:
         lines = errors.decode(errors="replace").strip().splitlines()
         reason = lines[-1] if lines else f"`digenrl {words[0]}` says more"
-        raise HTTPException(409 if process.returncode == EXIT_REFUSED else 503, reason)
+        status = refusal if process.returncode == EXIT_REFUSED else 503
+        raise HTTPException(status, reason.removeprefix("digenrl: ").removeprefix("--"))
     return output.decode()
 
 

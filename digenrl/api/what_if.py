@@ -1,25 +1,26 @@
 """Plans for other devices than a run has, as `digenrl plan` makes them from its recipe.
 
-Each plan is made by a process of its own, with limits of time and size, so neither readers of the
-page nor the scheduler wait for it. Recent answers are cached.
+Each plan is made by a process of that command, with limits of time and size, so neither readers of
+the page nor the scheduler wait for it. Recent answers are cached.
 """
 
 import re
+import tempfile
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Query
-from pydantic import BaseModel
 
 from digenrl.api.commands import Turns, run_command
 from digenrl.api.models import PlanView
 from digenrl.api.run_history import RunHistory
-from digenrl.planning.child import MAX_DEVICES, PlanRequest
 from shared.caches import keep_newest
 from shared.process.http_api import errors
 
 PLAN_S = 60.0
 """Longest time that a plan takes; then it is given up."""
+MAX_DEVICES = 512
+"""Devices that are planned for; `digenrl plan` takes more."""
 MAX_KEPT_ANSWERS = 32
 """Answers that are kept."""
 POOL = r"^[A-Za-z0-9_.=+*, -]{1,200}$"
@@ -43,23 +44,17 @@ Staleness = Annotated[
 HostGpus = Annotated[int, Query(ge=1, le=64, description="GPUs per host where only GPUs count")]
 
 
-class Answer(BaseModel):
-    """Output of the process that makes a plan (`digenrl.planning.child`)."""
-
-    plan: PlanView | None = None
-    refused: str = ""
-
-
 @dataclass(slots=True)
 class WhatIf:
     """Plans for a run's recipe, one plan at a time."""
 
     history: RunHistory
-    _kept: dict[PlanRequest, PlanView] = field(default_factory=dict)
+    _kept: dict[tuple[str, ...], PlanView] = field(default_factory=dict)
+    """Recipe and options -> plan."""
     _turns: Turns = field(default_factory=Turns)
 
-    async def plan(self, **arguments: Any) -> PlanView:
-        """Return a plan.
+    async def plan(self, **options: str | int | None) -> PlanView:
+        """Return a plan; ``options`` are those of `digenrl plan`.
 
         Raises:
             HTTPException: if it cannot be made, or not in time.
@@ -67,34 +62,34 @@ class WhatIf:
         await self.history.look()
         if self.history.recipe is None:
             raise HTTPException(404, f"the store holds no run {self.history.run!r}")
-        if not arguments.get("hosts") and not arguments.get("devices"):
+        pools = [str(options.get(each) or "") for each in ("hosts", "devices")]
+        if not any(pools):
             raise HTTPException(422, "hosts: name the GPUs, e.g. h100x8*4")
-        _check_size(arguments.get("hosts"), arguments.get("devices"))
-        question = PlanRequest(recipe=self.history.recipe.model_dump_json(), **arguments)
+        _check_size(*pools)
+        given = {name: each for name, each in options.items() if each not in (None, "")}
+        words = (f"--{name.replace('_', '-')}={each}" for name, each in given.items())
+        question = (self.history.recipe.model_dump_json(), *words)
         if question not in self._kept:
             async with self._turns.turn():
-                plan = self._kept.get(question) or await _made(question)
+                plan = self._kept.get(question) or await _made(*question)
             keep_newest(self._kept, question, plan, MAX_KEPT_ANSWERS)
         return self._kept[question]
 
 
-async def _made(question: PlanRequest) -> PlanView:
-    """Return the plan that a process of its own makes."""
-    output = await run_command(
-        "plan", module="digenrl.planning.child", data=question.model_dump_json().encode(),
-        limit_s=PLAN_S,
-    )  # fmt: skip
-    answer = Answer.model_validate_json(output)
-    if answer.plan is None:
-        raise HTTPException(422, answer.refused)
-    return answer.plan
+async def _made(recipe: str, *options: str) -> PlanView:
+    """Return the plan that `digenrl plan` makes for a recipe in JSON."""
+    with tempfile.NamedTemporaryFile(prefix="digenrl-plan-", suffix=".json") as file:
+        file.write(recipe.encode())
+        file.flush()
+        words = ("plan", file.name, *options, "--json")
+        return PlanView.model_validate_json(await run_command(*words, limit_s=PLAN_S, refusal=422))
 
 
-def _check_size(*pools: str | None) -> None:
+def _check_size(*pools: str) -> None:
     """Raises HTTPException if one of these names more devices than are planned for here."""
     for pool in pools:
         number = 0
-        for part in re.split(r"[,+]", pool or ""):
+        for part in re.split(r"[,+]", pool):
             counts = [int(each) for each in re.findall(r"(?:=|x|\*)(\d{1,9})", part)]
             product = 1
             for each in counts:
@@ -122,9 +117,8 @@ def plan_routes(what_if: WhatIf) -> APIRouter:
 
         Takes seconds, and changes nothing.
         """
-        given: Literal[0, 1] | None = None if staleness is None else 1 if staleness else 0
         return await what_if.plan(
-            hosts=hosts, devices=devices, profile=profile, staleness=given, host_gpus=host_gpus
+            hosts=hosts, devices=devices, profile=profile, staleness=staleness, host_gpus=host_gpus
         )
 
     return router

@@ -9,7 +9,6 @@ from fastapi import HTTPException
 from digenrl.api import what_if
 from digenrl.api.run_history import RunHistory
 from digenrl.api.what_if import WhatIf
-from digenrl.planning.child import PlanRequest, answer
 from shared.recipe.recipe import load_recipe, override
 from shared.run.run_recipe import store_recipe
 from shared.store import ObjectStore
@@ -53,18 +52,12 @@ async def test_what_cannot_be_planned_is_refused_in_a_line(
     assert not planner._kept
 
 
-def test_a_run_without_a_cost_profile_is_refused(tmp_path: Path) -> None:
-    history = RunHistory(Run(tmp_path).begin().store, RUN)
-    asyncio.run(history.look())
-    assert history.recipe is not None
-    question = PlanRequest(recipe=history.recipe.model_dump_json(), hosts="h100x8*2")
-    assert str(answer(question)["refused"]).startswith("profile: no cost profile fits the network")
-    for given, reason in (
-        ({"profile": "sd35-large"}, "hosts: name the GPUs"),
-        ({"profile": "sd35-large", "hosts": "z80x8*2"}, "hosts: sd35-large knows no z80"),
+async def test_what_no_cost_profile_has_is_refused(tmp_path: Path, planner: WhatIf) -> None:
+    plain = WhatIf(RunHistory(Run(tmp_path / "plain").begin().store, RUN))
+    for asked, given, reason in (
+        (plain, {"hosts": "h100x8*2"}, "profile: no cost profile fits the network"),
+        (planner, {"profile": "sd35-large", "hosts": "z80x8*2"}, "hosts: sd35-large knows no z80"),
     ):
-        asked = PlanRequest(recipe=SD35_RECIPE, **given)  # type: ignore[arg-type]
-        assert str(answer(asked)["refused"]).startswith(reason)
-
-
-SD35_RECIPE = load_recipe(SD35).model_dump_json()
+        with pytest.raises(HTTPException) as found:
+            await asked.plan(**given)
+        assert found.value.status_code == 422 and found.value.detail.startswith(reason)

@@ -10,7 +10,6 @@ import pytest
 from shared import limits
 from shared.errors import ContractError, IntegrityError
 from shared.messages.contracts import ObjectRef
-from shared import limits
 from shared.run import manifest as manifests
 from shared.run.manifest import MANIFEST, Manifest, TensorBox, TensorBoxes, cut, read_manifest
 from shared.run.shards import open_tensors, store_manifest, store_version_parts
