@@ -54,7 +54,7 @@ class WhatIf:
     _turns: Turns = field(default_factory=Turns)
 
     async def plan(self, **options: str | int | None) -> PlanView:
-        """Return a plan; ``options`` are those of `digenrl plan`.
+        """Return a plan; ``options`` have the names of the options of `digenrl plan`.
 
         Raises:
             HTTPException: if it cannot be made, or not in time.

@@ -24,8 +24,7 @@ def tracing(settings: ServiceSettings, service: str) -> Iterator[None]:
     Raises:
         UserError: if the extra is not installed.
     """
-    endpoint = settings.otlp_endpoint
-    if not endpoint:
+    if not (endpoint := settings.otlp_endpoint):
         yield
         return
     try:

@@ -52,10 +52,15 @@ async def test_what_cannot_be_planned_is_refused_in_a_line(
     assert not planner._kept
 
 
-async def test_what_no_cost_profile_has_is_refused(tmp_path: Path, planner: WhatIf) -> None:
-    plain = WhatIf(RunHistory(Run(tmp_path / "plain").begin().store, RUN))
+@pytest.fixture
+def unknown(tmp_path: Path) -> WhatIf:
+    """The planner of a run without a cost profile."""
+    return WhatIf(RunHistory(Run(tmp_path / "unknown").begin().store, RUN))
+
+
+async def test_what_no_cost_profile_has_is_refused(planner: WhatIf, unknown: WhatIf) -> None:
     for asked, given, reason in (
-        (plain, {"hosts": "h100x8*2"}, "profile: no cost profile fits the network"),
+        (unknown, {"hosts": "h100x8*2"}, "profile: no cost profile fits the network"),
         (planner, {"profile": "sd35-large", "hosts": "z80x8*2"}, "hosts: sd35-large knows no z80"),
     ):
         with pytest.raises(HTTPException) as found:
