@@ -19,7 +19,7 @@ DEMO = "demo"
 """Run of the examples in the help of commands."""
 PLACES = {
     "revision": "", "host": "localhost", "run": "RUN", "recipe": "RECIPE", "path": "RECIPE",
-    "name": "RUN", "folder": "RUN", "number": "1",
+    "name": "RUN", "folder": "RUN", "number": "1", "out": "RECIPE", "file": "RECIPE",
 }  # fmt: skip
 """What stands for an expression that has this word."""
 
@@ -53,7 +53,7 @@ def words_of(command: str, run: str, recipe: Path) -> list[str]:
         return known[0]
 
     text = re.sub(r"\{([^{}]*)\}", place, command)
-    stands = {"RUN": run, "RECIPE": str(recipe), "N": "1"}
+    stands = {"RUN": run, "RECIPE": str(recipe), "N": "1", "WORD": "trainer"}
     return [stands.get(word, word) for word in shlex.split(text)]
 
 

@@ -26,6 +26,8 @@ pytestmark = [
 RUN = "small"
 ELSEWHERE = {
     "adapter": "tests/reports/test_lora_files.py executes what is advised",
+    "host": "needs a host's keys; tests/deploy executes it", "hosts": "the same",
+    "copy": "needs a store; tests/e2e/test_copy.py executes it",
     "serve": "needs brokers", "serve-scorer": "serves for ever",
     "fetch": "needs the network", "push": "needs the network", "profile": "needs minutes",
     "check": "traces for minutes",

@@ -215,7 +215,7 @@ def read_settings(keys: Path) -> None:
         text = (keys / SETTINGS).read_text()
     except OSError as error:
         raise UserError(
-            f"--keys: {keys / SETTINGS}: {error.strerror}; `digenrl host --at` "
+            f"--keys: {keys / SETTINGS}: {error.strerror}; `digenrl host --at IP --keys KEYS` "
             "and `digenrl keys init` write it"
         ) from error
     for word in shlex.split(text):
