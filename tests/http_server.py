@@ -12,14 +12,14 @@ class QuietHandler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(handler: type[QuietHandler]) -> Iterator[str]:
+def serving(handler: type[QuietHandler], host: str = "127.0.0.1") -> Iterator[str]:
     """Serve until the end of the block; gives the URL."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with ThreadingHTTPServer((host, 0), handler) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
+            yield f"http://{host}:{server.server_port}"
         finally:
             server.shutdown()
             thread.join()

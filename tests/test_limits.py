@@ -52,6 +52,7 @@ LIMITS: dict[str, dict[str, object]] = {
         "PAGE_TIMEOUT_S": 30.0,
         "FAREWELL_S": 5.0,
         "HOST_READY_S": 10.0,
+        "MAX_LOG_BYTES": 64 << 20,
         "HOST_RETRY_S": 5.0,
         "MAX_OPEN_RUNS": 6,
         "OPEN_RUN_IDLE_S": 60.0,

@@ -11,6 +11,7 @@ import typer
 from digenrl.api.run_logs import read
 from digenrl.commands.logs import POLL_S
 from digenrl.commands.options import recipe_file
+from digenrl.local.limits import MAX_LOG_BYTES
 from shared.errors import UserError
 
 
@@ -97,3 +98,5 @@ def _print_logs(folder: Path, positions: dict[Path, int], ended: threading.Event
         for path in sorted(folder.glob("*.log")):
             for line in read(path, positions):
                 typer.echo(f"{line.process}: {line.raw}")
+            if positions.get(path, 0) > MAX_LOG_BYTES:
+                os.truncate(path, 0)

@@ -17,6 +17,9 @@ from shared.messages.rights import inbox_subject
 from shared.telemetry import public
 
 MIN_SERVER = (2, 11)
+TIME_ERRORS = (9, 10)
+"""OpenSSL's codes of a certificate that is not valid yet, or no longer: clocks are corrected, and
+certificates renewed."""
 
 log = structlog.get_logger()
 
@@ -26,15 +29,16 @@ async def open_connection(url: str, name: str, trusted: ssl.SSLContext | None = 
 
     Raises:
         Unavailable: if the server does not respond within some seconds.
-        UserError: if the server refuses the user or the password.
+        UserError: if the server refuses the user or the password, or its certificate is not signed
+            by the given authority.
     """
     client, refused = Client(), asyncio.get_running_loop().create_future()
     errors = _Errors(public(url))
 
     async def on_error(error: Exception) -> None:
         errors.say(error)
-        if _refuses(error) and not refused.done():
-            refused.set_result(None)
+        if (why := _refusal(error)) and not refused.done():
+            refused.set_result(why)
 
     options = _client_options(url, trusted)
     connecting = asyncio.create_task(client.connect(url, name=name, error_cb=on_error, **options))
@@ -43,9 +47,7 @@ async def open_connection(url: str, name: str, trusted: ssl.SSLContext | None = 
             {connecting, refused}, timeout=BROKER_CONNECT_S, return_when=asyncio.FIRST_COMPLETED
         )
         if refused.done():
-            raise UserError(
-                f"DIGENRL_NATS_URL: NATS at {errors.address} refuses this user or password"
-            )
+            raise UserError(f"DIGENRL_NATS_URL: NATS at {errors.address} {refused.result()}")
         if not connecting.done():
             raise Unavailable(
                 f"DIGENRL_NATS_URL: NATS at {errors.address} does not answer within "
@@ -96,9 +98,13 @@ def check_server(client: Client, address: str, *, may_be_open: bool) -> None:
         )
 
 
-def _refuses(error: Exception) -> bool:
-    """Return whether the server refuses the user or the password."""
-    return "authorization violation" in str(error).lower()
+def _refusal(error: Exception) -> str:
+    """Return why another attempt would fail as well; empty if it may succeed."""
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code not in TIME_ERRORS:
+        return f"has a certificate that DIGENRL_CA does not verify: {error.verify_message}"
+    return (
+        "refuses this user or password" if "authorization violation" in str(error).lower() else ""
+    )
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from shared.errors import IntegrityError, Unavailable, UserError
 from shared.limits import MAX_CONCURRENT_COPIES, MAX_COPY_ATTEMPTS, STORE_CHECK_TIMEOUT_S
 from shared.messages.contracts import ObjectRef
-from shared.run.commits import CommitRecord, broken_chain, decoded, newest_commit
+from shared.run.commits import CommitRecord, broken_chain, decoded, read_commit
 from shared.run.layout import NAMES, commit_key, numbers_in, parse_name, recipe_key, staleness_key
 from shared.run.manifest import is_manifest, read_manifest
 from shared.run.record_backups import read_kept, record_digest, write_kept
@@ -78,17 +78,25 @@ class RunCopy:
 
     async def _copy_newest(self) -> tuple[int, Sizes, Sizes]:
         """Copy the objects of the newest version; return its number, these objects, and all that
-        belong to the run as of this version."""
+        belong to the run as of this version.
+
+        A source that nobody changes may be a copy that was interrupted: its newest version that has
+        its objects is copied.
+        """
+        before: list[int] = []
         for _ in range(MAX_COPY_ATTEMPTS):
             # Before the newest version is read: no object in the list belongs to a later one.
             entries = await self.source.entries(self.run)
-            newest = await newest_commit(self.source, self.run)
-            if newest is None:
+            numbers = await numbers_in(self.source, self.run, "commits")
+            if not numbers:
                 raise UserError(f"RUN: {self.run} has no version yet; copy it after its first one")
-            number, version = newest.policy.version, await self._copy_version(newest)
-            if version:
-                others = [each for each in entries if self._belongs(each.key, number)]
-                return number, version, {each.key: each.size for each in others}
+            is_unchanged, before = numbers == before, numbers
+            for number in reversed(numbers if is_unchanged else numbers[-1:]):
+                record = await read_commit(self.source, self.run, number)
+                version = {} if record is None else await self._copy_version(record)
+                if version:
+                    others = [each for each in entries if self._belongs(each.key, number)]
+                    return number, version, {each.key: each.size for each in others}
         raise UserError(
             f"RUN: {self.run} deletes versions before they are copied; `digenrl pause` it, or "
             "keep more versions (run.keep_last)"

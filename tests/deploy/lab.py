@@ -18,7 +18,8 @@ from tests.paths import ROOT
 IMAGE, NETWORK, SUBNET = "digenrl-lab", "digenrl-lab", "10.77.0"
 DIGENRL = Path(sys.prefix) / "bin" / "digenrl"
 PATIENCE_S = 300.0
-FORWARDING = "WARNING: IPv4 forwarding is disabled"
+CPUS = {"beta": "1.0", "gamma": "0.5"}
+"""Cores of hosts, which are not alike; others have all of the machine's."""
 
 
 def docker(*words: str, given: str | None = None) -> str:
@@ -86,14 +87,15 @@ class Lab:
     def as_user(command: str) -> str:
         return f"su me -c 'cd; export XDG_RUNTIME_DIR=/run/user/$(id -u me); {command}'"
 
-    def journal(self, name: str) -> str:
+    def journal(self, name: str, pattern: str = "") -> str:
+        """What a host's unit has printed: the lines with a pattern, which has no quotes."""
         ask = "journalctl --user --unit digenrl-lab --no-pager --output cat"
-        return self.on(name, self.as_user(ask))
+        return self.on(name, self.as_user(f'{ask} --grep "{pattern}"'))
 
     def starts(self, name: str) -> dict[str, int]:
         """How often each worker of a host has become ready."""
-        ready = re.findall(r'"worker": "([^"]*)",.*"event": "ready"', self.journal(name))
-        return dict(Counter(ready))
+        ready = self.journal(name, "event.: .ready.")
+        return dict(Counter(re.findall(r'"worker": "([^"]*)",.*"event": "ready"', ready)))
 
     def wait_for(self, name: str, text: str, count: int = 1) -> float:
         """Return the seconds until a host's journal has a text this often."""
@@ -113,6 +115,8 @@ def lab(
     Args:
         recipe: text of a recipe; by default the demo is run.
     """
+    code = [str(ROOT / each) for each in ("digenrl", "services", "shared")]
+    subprocess.run([sys.executable, "-m", "compileall", "-q", *code], check=True)  # as pip does
     image, empty = ROOT / "tests/deploy/lab.Dockerfile", ROOT / "deploy/empty"
     docker("build", "-q", "--network=host", "-t", IMAGE, "-f", str(image), str(empty))
     names = tuple(roles)
@@ -137,7 +141,8 @@ def _start(folder: Path, name: str, address: str, lingering: bool) -> None:
     python = Path(os.path.realpath(sys.executable)).parents[1]
     docker(
         "run", "--detach", "--name", f"lab-{name}", "--hostname", name, "--network", NETWORK,
-        "--ip", address, "--privileged", "--tmpfs", "/run", "--tmpfs", "/tmp:exec",
+        "--ip", address, "--cpus", CPUS.get(name, str(os.cpu_count())),
+        "--privileged", "--tmpfs", "/run", "--tmpfs", "/tmp:exec",
         "--volume", f"{python}:{python}:ro", "--volume", f"{ROOT}:{ROOT}:ro",
         "--volume", f"{sys.prefix}:{sys.prefix}:ro",
         "--volume", f"{ROOT}/models:/data/models:ro", IMAGE,

@@ -126,13 +126,47 @@ def test_the_schedulers_image_can_do_its_work_and_has_no_torch(builds: None) -> 
     docker(*python, "import importlib.util, sys; sys.exit(bool(importlib.util.find_spec('torch')))")
 
 
-def test_the_commands_for_a_desk_name_files_that_compose_accepts(needs_docker: None) -> None:
+def desk_commands() -> list[list[str]]:
+    """What the page for a desk types, without its recipe: a start, a link and an end."""
     page = (ROOT / "docs/deploy/desk.md").read_text()
-    typed = re.findall(r"^(?:(\w+)=(\S+) )?docker compose ((?:-f \S+ )+)", page, re.MULTILINE)
-    assert len(typed) == 3
-    for key, value, files in typed:
-        environment = {key: value} if key else {}
-        said = docker("compose", *files.split(), "config", "--format", "json", **environment)
-        services = json.loads(said)["services"]
-        assert [name for name, each in services.items() if "deploy" in each] == ["host"]
-        assert value in said
+    typed = re.findall(r"^(?:\w+=\S+ )?docker compose ((?:-f \S+ )+.*?) *(?:#.*)?$", page, re.M)
+    return [line.split() for line in typed]
+
+
+def test_the_files_for_a_desk_reserve_all_gpus_for_one_container(needs_docker: None) -> None:
+    [start, *_] = desk_commands()
+    files = [word for word in start if word == "-f" or word.endswith(".yml")]
+    services = json.loads(compose(*files, "config", "--format", "json"))["services"]
+    assert [name for name, each in services.items() if "deploy" in each] == ["host"]
+
+
+NO_GPU = "services: { host: { deploy: !reset null } }\n"
+"""Lets an engine without NVIDIA's toolkit start the files for a desk."""
+
+
+@pytest.mark.run
+@pytest.mark.timeout(1800)
+def test_the_commands_for_a_desk_train_in_one_container_of_workers(
+    builds: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "no-gpu.yml").write_text(NO_GPU)
+    port, page = free_ports(2)
+    settings = {"RECIPE": "recipes/digits.toml", "STEPS": "2", "PORT": port, "PAGE_PORT": page}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"DIGENRL_{name}", str(value))
+    start, link, end = (
+        [*words[:4], "-f", str(tmp_path / "no-gpu.yml"), *words[4:]] for words in desk_commands()
+    )
+    try:
+        compose(*start)
+        check_running_containers()
+        asyncio.run(open_page(compose(*link).strip()))
+        token = compose("run", "--rm", "keys", "token").strip()
+        headers = {"authorization": f"Bearer {token}"}
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers) as api:
+            wait_until(lambda: bool(api.get("/v1/run").json()["phase"] == "finished"))
+            workers = api.get("/v1/workers").json()
+        assert {each["service"] for each in workers} == {"rollout", "trainer", "reward"}
+    finally:
+        compose(*end, "--volumes")
+    assert what_is_left() == ""

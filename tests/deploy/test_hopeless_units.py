@@ -25,6 +25,10 @@ STATES = {
     "keys of another run": (
         "sed -i s/@/-other@/ keys/rollout/digenrl_nats_url", "refuses this user or password",
     ),
+    "the authority of another lab": (
+        "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=other -keyout /dev/null "
+        "-out keys/rollout/digenrl_ca", "has a certificate that DIGENRL_CA does not verify",
+    ),
     "an unknown role": (f"sed -i 's/--roles rollout/--roles judge/' {UNIT}", "judge is unknown"),
     "a role without work": (
         f"cp -r keys/rollout keys/encoder; sed -i 's/--roles rollout/--roles encoder/' {UNIT}",

@@ -3,13 +3,15 @@
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from tests.deploy.lab import PATIENCE_S, Lab, lab
+from tests.deploy.lab import PATIENCE_S, SUBNET, Lab, docker, lab
+from tests.hub.mirror import mirror
 from tests.paths import DEMO, ROOT
 
 pytestmark = [
@@ -17,7 +19,9 @@ pytestmark = [
     pytest.mark.usefixtures("needs_docker"),
 ]  # fmt: skip
 ROLES = {"alpha": "trainer,reward", "beta": "rollout", "gamma": "rollout"}
-END_S = 15.0
+MEMBERS = {"alpha": "trainer,reward", "beta": "trainer,rollout", "gamma": "trainer"}
+MODEL = "tiny/digits"
+END_S, FIRST_COMMIT_S = 15.0, 60.0
 
 
 def demo(**changes: object) -> str:
@@ -29,6 +33,10 @@ def demo(**changes: object) -> str:
         text, found = re.subn(rf"(?m)^{key} = .*$", f"{key} = {value}", text, count=1)
         assert found, key
     return text
+
+
+def fluid(**changes: object) -> str:
+    return demo(**changes).replace("[schedule]\n", '[schedule]\nmode = "fluid"\n', 1)
 
 
 def typed_commands() -> list[list[str]]:
@@ -61,16 +69,28 @@ def kill_and_wait(hosts: Lab, pattern: str) -> None:
         assert hosts.strays(name) == []
 
 
-def train_and_kill(hosts: Lab, rounds: int, pause_s: float) -> None:
+def begin(hosts: Lab) -> None:
+    """The run's first commit, at most a minute after the command is typed; typed again, the command
+    changes nothing."""
     began = time.monotonic()
     assert hosts.digenrl("hosts", "apply").count(": started") == 3
+    record(f"applied in {time.monotonic() - began:.0f} s")
     hosts.wait_for("alpha", '"version": 1, "checksum"')
-    record(f"first commit {time.monotonic() - began:.0f} s after apply")
+    seconds = time.monotonic() - began
+    record(f"first commit {seconds:.0f} s after apply")
+    assert seconds < FIRST_COMMIT_S
     assert hosts.digenrl("hosts", "apply").count(": unchanged") == 3
-    for number in range(2 * rounds):
+
+
+def kill_in_turn(hosts: Lab, rounds: int, pause_s: float) -> None:
+    """Kill all workers, then all `digenrl host`: each process once in every ``pause_s``."""
+    for number in range(rounds):
         began = time.monotonic()
-        kill_and_wait(hosts, "[d]igenrl host" if number % 2 else "[s]erve (trainer|reward|rollout)")
-        record(f"all workers ready {time.monotonic() - began:.0f} s after kill {number + 1}")
+        kill_and_wait(hosts, "[s]erve (trainer|reward|rollout)")
+        workers_s = time.monotonic() - began
+        kill_and_wait(hosts, "[d]igenrl host")
+        hosts_s = time.monotonic() - began - workers_s
+        record(f"kill {number + 1}: workers ready after {workers_s:.0f} s, hosts {hosts_s:.0f} s")
         time.sleep(max(0.0, pause_s - (time.monotonic() - began)))
 
 
@@ -88,7 +108,8 @@ def take_down(hosts: Lab) -> None:
 
 
 def test_three_hosts_train_and_come_back_after_every_death(three: Lab) -> None:
-    train_and_kill(three, rounds=1, pause_s=0)
+    begin(three)
+    kill_in_turn(three, rounds=1, pause_s=0)
     before = three.starts("gamma")
     three.reboot("gamma")
     began = time.monotonic()
@@ -105,35 +126,62 @@ def test_three_hosts_train_and_come_back_after_every_death(three: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_each_process_of_a_lab_comes_back_after_twenty_deaths(three: Lab) -> None:
-    train_and_kill(three, rounds=20, pause_s=30)
-    take_down(three)
+@pytest.mark.parametrize("mode", ["roles", "fluid"])
+def test_each_process_of_a_lab_comes_back_after_twenty_deaths(mode: str, tmp_path: Path) -> None:
+    roles, recipe = (ROLES, demo(steps=5000)) if mode == "roles" else (MEMBERS, fluid(steps=5000))
+    with lab(tmp_path, roles, recipe) as hosts:
+        begin(hosts)
+        kill_in_turn(hosts, rounds=20, pause_s=30)
+        take_down(hosts)
 
 
-def test_fluid_hosts_end_with_their_run_and_lose_nothing(tmp_path: Path) -> None:
-    roles = {"alpha": "trainer,reward", "beta": "trainer", "gamma": "trainer"}
-    fluid = demo().replace("[schedule]\n", '[schedule]\nmode = "fluid"\n', 1)
+def wait_ended(hosts: Lab, name: str, finish: float) -> None:
+    """Return when a host's unit has ended by itself, soon after the run."""
+    began = time.monotonic()
+    while hosts.unit(name, "ActiveState") != "inactive":
+        assert time.monotonic() - began < PATIENCE_S, hosts.journal(name)[-3000:]
+        time.sleep(0.5)
+    assert hosts.unit(name, "ExecMainStatus") == "0"
+    end = hosts.on(name, hosts.as_user(
+        'date --utc +%s -d "$(systemctl --user show digenrl-lab -P ExecMainExitTimestamp)"'
+    ))  # fmt: skip
+    record(f"{name} ended {int(end) - finish:.0f} s after the run")
+    assert int(end) - finish < END_S
+
+
+def test_fluid_hosts_fetch_the_model_once_end_with_their_run_and_lose_nothing(
+    tmp_path: Path,
+) -> None:
+    folder = f'folder = "{ROOT}/models/digits"'
     plan, apply, status, down = typed_commands()
-    with lab(tmp_path, roles, fluid) as hosts:
+    with (
+        lab(tmp_path, MEMBERS, fluid().replace(folder, f'id = "{MODEL}"')) as hosts,
+        mirror(f"{SUBNET}.1") as hub,
+    ):
+        hub.add(MODEL, ROOT / "models/digits")
+        text = (tmp_path / "hosts.toml").read_text()
+        hubs = re.sub('DIGENRL_MODELS = ".*?"', f'HF_ENDPOINT = "{hub.url}"', text)
+        (tmp_path / "hosts.toml").write_text(hubs)
         assert hosts.digenrl(*plan).count("\nscp ") == 3
         assert hosts.digenrl(*apply).count(": started") == 3
         hosts.wait_for("alpha", '"version": 2, "checksum"')
-        hosts.kill("gamma", "[s]erve trainer")
+        hosts.kill("beta", "[s]erve (trainer|rollout)")
+        docker("stop", "lab-gamma")
         hosts.wait_for("alpha", '"phase": "finished"')
         [finish] = re.findall(r'"phase": "finished".*"ts": "(.*?)"', hosts.journal("alpha"))
-        began = time.monotonic()
+        for name in ("alpha", "beta"):
+            wait_ended(hosts, name, datetime.fromisoformat(finish).timestamp())
+        fetched = Counter(each for each in hub.fetched() if each.endswith(".safetensors"))
+        assert {*fetched.values()} == {3}, "each host has fetched it once"
+        shown = hosts.digenrl(*status, fails=True)
+        assert shown.count("Result=success") == 2 and "gamma ...: ssh: connect to host" in shown
+        docker("start", "lab-gamma")
+        hosts.wait_for("gamma", '"event": "waiting_for_nats"')
+        assert hosts.digenrl(*apply).splitlines() == [
+            "alpha: started", "beta: started", "gamma: unchanged",
+        ]  # fmt: skip
         for name in hosts.names:
-            while hosts.unit(name, "ActiveState") != "inactive":
-                assert time.monotonic() - began < END_S * 2, hosts.journal(name)[-3000:]
-                time.sleep(0.5)
-            assert hosts.unit(name, "ExecMainStatus") == "0"
-            end = hosts.on(name, hosts.as_user(
-                'date --utc +%s -d "$(systemctl --user show digenrl-lab -P ExecMainExitTimestamp)"'
-            ))  # fmt: skip
-            late = int(end) - datetime.fromisoformat(finish).astimezone(UTC).timestamp()
-            record(f"{name} ended {late:.0f} s after the run")
-            assert late < END_S
-        assert hosts.digenrl(*status).count("Result=success") == 3
+            wait_ended(hosts, name, time.time() + PATIENCE_S)
         hosts.digenrl(*down)
         assert hosts.faults() == []
 

@@ -283,9 +283,9 @@ def in_use(home: Path, monkeypatch: pytest.MonkeyPatch, token: str = "") -> Iter
 
 
 @contextmanager
-def mirror() -> Iterator[Mirror]:
+def mirror(host: str = "127.0.0.1") -> Iterator[Mirror]:
     """A mirror that listens at a port of its own."""
     found = Mirror()
     handler = type("OfThisMirror", (Handler,), {"mirror": found})
-    with serving(handler) as found.url:
+    with serving(handler, host) as found.url:
         yield found

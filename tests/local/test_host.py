@@ -1,10 +1,12 @@
 """`digenrl host`: which processes a host among others runs, and what it refuses."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
+from digenrl.commands import host
 from digenrl.local.hosts.host import parse_gpus
 from digenrl.local.processes.assignment import assign_gpus
 from digenrl.local.processes.gpus import visible_cards
@@ -100,3 +102,19 @@ def test_a_host_that_cannot_do_any_of_its_work_is_refused(
 def test_numbers_of_gpus_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(UserError, match=r"^--gpus: "):
         parse_gpus(text, "--gpus")
+
+
+def test_logs_of_a_host_are_printed_once_and_their_files_do_not_grow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(host, "MAX_LOG_BYTES", 1000)
+    path, positions = tmp_path / "rollout-0.log", dict[Path, int]()
+    ended = threading.Event()
+    ended.set()  # the logs are read once
+    for number in range(100):
+        with path.open("a") as file:
+            file.write(f"line {number}\n" * 10)
+        host._print_logs(tmp_path, positions, ended)
+        assert path.stat().st_size <= 1000
+    expected = [f"rollout-0: line {number}" for number in range(100) for _ in range(10)]
+    assert capsys.readouterr().out.splitlines() == expected

@@ -1,6 +1,7 @@
 """Forked processes are like those that Python starts, and need no starter once they run."""
 
 import asyncio
+import importlib.util
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from digenrl.local.processes.preload import LIGHT, SERVICES
 from digenrl.local.processes.starter import PreloadPlan, Starter, is_wanted
 from digenrl.local.processes.supervisor import Supervisor
 from shared.errors import UserError
@@ -175,3 +177,7 @@ def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DIGENRL_STARTER", "no")
     with pytest.raises(UserError, match="DIGENRL_STARTER: 'no' is neither on nor off"):
         is_wanted()
+
+
+def test_every_module_that_is_imported_ahead_exists() -> None:
+    assert [name for name in (*LIGHT, *SERVICES) if importlib.util.find_spec(name) is None] == []

@@ -11,11 +11,10 @@ import shlex
 import shutil
 import signal
 import socket
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -37,8 +36,9 @@ from shared.errors import DigenRLError, Unavailable, UserError
 from shared.messages.rights import WORKERS, Role
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe
-from shared.run.run_recipe import wait_for_recipe
-from shared.store import open_store
+from shared.run.layout import numbers_in
+from shared.run.run_recipe import read_recipe, wait_for_recipe
+from shared.store import ObjectStore, open_store
 
 log = structlog.get_logger()
 
@@ -58,7 +58,7 @@ class HostRequest:
 
 
 class RunFinished(DigenRLError):
-    """Raised on a host that shares the folder of the first host, which has noted the run's end."""
+    """Raised on a host that starts after the run's end."""
 
 
 async def take_part(request: HostRequest) -> None:
@@ -108,7 +108,7 @@ async def _keep_workers(request: HostRequest, leading: Sequence[Supervisor]) -> 
     try:
         for program in programs:
             await supervisor.start(program, wait=False)
-        await _first_of(supervisor.finished(), *(each.failed for each in leading))
+        await supervisor.finished(*leading)
     except ChildRefused as refused:
         raise UserError(str(refused)) from refused
     finally:
@@ -125,6 +125,7 @@ async def _plan_workers(request: HostRequest) -> tuple[Recipe, list[Program]]:
 
     Raises:
         UserError: if this host can never take part.
+        RunFinished: if the run needs no host any more.
     """
     read_settings(request.keys)
     run, roles = os.environ["DIGENRL_RUN"], request.roles or roles_in(request.keys)
@@ -134,7 +135,9 @@ async def _plan_workers(request: HostRequest) -> tuple[Recipe, list[Program]]:
             await _check_role(settings, request)
             store = open_store(settings.store)
     recipe = await wait_for_recipe(store, run, place=settings.store_place)
-    await asyncio.to_thread(_fetch_model, recipe)
+    if request.until_finished and request.first is None and await _has_ended(store, run):
+        raise RunFinished
+    recipe = await asyncio.to_thread(_with_model, recipe)
     cards = () if recipe.model.device == "cpu" else visible_cards()
     processes = host_processes(recipe, roles, len(cards))
     _check_machine(settings, [card.name for card in cards] if set(roles) & {*POLICY_ROLES} else [])
@@ -147,13 +150,15 @@ async def _plan_workers(request: HostRequest) -> tuple[Recipe, list[Program]]:
     )  # fmt: skip
 
 
-async def _first_of(work: Coroutine[Any, Any, None], *others: "asyncio.Future[None]") -> None:
-    """Wait until one of these has ended, and raise what it raised."""
-    task = asyncio.create_task(work)
-    done, _ = await asyncio.wait({task, *others}, return_when=asyncio.FIRST_COMPLETED)
-    task.cancel()
-    for each in done:
-        each.result()
+async def _has_ended(store: ObjectStore, run: str) -> bool:
+    """Return whether a run has all its versions, and its scheduler, which may have started just
+    now, stores no recipe with more steps."""
+    for pause in (0.0, HOST_RETRY_S):
+        await asyncio.sleep(pause)
+        recipe, versions = await read_recipe(store, run), await numbers_in(store, run, "commits")
+        if recipe is None or max(versions, default=0) < recipe.run.steps:
+            return False
+    return True
 
 
 async def _mark_ready(programs: Sequence[Program], mark: Path) -> None:
@@ -264,7 +269,8 @@ async def _check_role(settings: ServiceSettings, request: HostRequest) -> None:
 
     Raises:
         UserError: if it never will.
-        RunFinished: if the brokers are gone because the run is finished.
+        RunFinished: if the brokers are gone because the run is finished, which the first host has
+            noted in a folder that it shares with this host.
     """
     while True:
         try:
@@ -278,10 +284,13 @@ async def _check_role(settings: ServiceSettings, request: HostRequest) -> None:
             await asyncio.sleep(HOST_RETRY_S)
 
 
-def _fetch_model(recipe: Recipe) -> None:
-    """Fetch a model of the hub that is not here; processes of one host fetch it once."""
-    if recipe.model.id is not None and not recipe.model.folder.is_dir():
-        fetch(recipe.model.id, recipe.model.revision, lambda line: log.info("fetch", note=line))
+def _with_model(recipe: Recipe) -> Recipe:
+    """Return the recipe with its model, which processes of a host fetch once if it is not here."""
+    model = recipe.model
+    if model.id is None or model.folder.is_dir():
+        return recipe
+    folder = fetch(model.id, model.revision, lambda line: log.info("fetch", note=line))
+    return recipe.model_copy(update={"model": model.model_copy(update={"folder": folder})})
 
 
 def _check_machine(settings: ServiceSettings, gpus: Sequence[str]) -> None:

@@ -11,10 +11,11 @@ import subprocess
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from digenrl.local.brokers.deployment import BrokerAddresses, make_deployment
 from digenrl.local.hosts.host import parse_gpus, parse_roles
@@ -32,11 +33,7 @@ Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9@%_+=:,./~-]{1,255}$")]
 """Text that neither a shell nor systemd reads as anything else."""
 
 
-class Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class HostTable(Table):
+class HostTable(BaseModel, extra="forbid", frozen=True):
     """A host in hosts.toml."""
 
     roles: Word
@@ -48,7 +45,7 @@ class HostTable(Table):
     environment: dict[Word, Word] = Field(default_factory=dict)
 
 
-class HostsFile(Table):
+class HostsFile(BaseModel, extra="forbid", frozen=True):
     """Describes the hosts of a run; the first has brokers and scheduler."""
 
     run: Token
@@ -62,9 +59,6 @@ class HostsFile(Table):
     @property
     def unit(self) -> str:
         return f"digenrl-{self.run}.service"
-
-    def address_of(self, name: str) -> str:
-        return self.hosts[name].ssh or name
 
 
 def read_hosts(path: Path) -> HostsFile:
@@ -151,13 +145,14 @@ WantedBy=default.target
 Say = Callable[[str], None]
 
 
+@dataclass(frozen=True)
 class Shell:
     """Runs commands here, or prints them."""
 
-    def __init__(self, *, plans: bool, say: Say) -> None:
-        self.plans, self.say = plans, say
+    plans: bool
+    say: Say
 
-    def run(self, *words: str, may_fail: bool = False) -> str:
+    def run(self, *words: str) -> str:
         """Return what a command prints.
 
         Raises:
@@ -167,7 +162,7 @@ class Shell:
             self.say(shlex.join(words))
             return ""
         ended = subprocess.run(words, capture_output=True, text=True, check=False)
-        if ended.returncode and not may_fail:
+        if ended.returncode:
             last = ended.stderr.strip().rpartition("\n")[2] or f"status {ended.returncode}"
             raise UserError(f"{shlex.join(words[:6])} ...: {last}")
         return ended.stdout.strip()
@@ -185,20 +180,23 @@ def apply(hosts: HostsFile, out: Path, shell: Shell) -> None:
 
 def _apply(hosts: HostsFile, name: str, at: str, folder: Path, shell: Shell) -> str:
     place, unit = f"{PLACE}/{hosts.run}", hosts.unit
-    lingers = 'loginctl show-user "$(id -un)" --property=Linger --value'
-    if shell.run(*SSH, at, lingers, may_fail=True) != "yes" and not shell.plans:
+    ask = (
+        f'loginctl show-user "$(id -un)" --property=Linger --value; mkdir -p -m 700 {place}; '
+        f"echo $(cat {place}/{DIGEST}) $(systemctl --user is-active {unit})"
+    )
+    lingers, *applied = shell.run(*SSH, at, ask).split() or [""]
+    if lingers != "yes" and not shell.plans:
         raise UserError(f"{name}: units would end at log-out; type there: loginctl enable-linger")
-    applied = shell.run(*SSH, at, f"cat {place}/{DIGEST}", may_fail=True)
-    state = shell.run(*SSH, at, f"systemctl --user is-active {unit}", may_fail=True)
-    is_same = not shell.plans and applied == (folder / DIGEST).read_text()
-    if is_same and state in ("active", "activating"):
+    digest = (folder / DIGEST).read_text()
+    if applied in ([digest, "active"], [digest, "activating"]):
         return "unchanged"
-    if not is_same:
-        shell.run(*SSH, at, f"mkdir -p -m 700 {place} .config/systemd/user")
+    if digest not in applied:
         shell.run("scp", *SSH[1:], "-rpq", *map(str, sorted(folder.iterdir())), f"{at}:{place}/")
-        shell.run(*SSH, at, f"mv {place}/{unit} .config/systemd/user/")
-    start = f"systemctl --user enable {unit} && systemctl --user restart {unit}"
-    shell.run(*SSH, at, f"systemctl --user daemon-reload && {start}")
+    start = (
+        f"mkdir -p .config/systemd/user && cp {place}/{unit} .config/systemd/user/ && systemctl "
+        f"--user daemon-reload && systemctl --user enable {unit} && systemctl --user restart {unit}"
+    )
+    shell.run(*SSH, at, start)
     return "started"
 
 
@@ -208,7 +206,7 @@ def status(hosts: HostsFile, shell: Shell) -> None:
     ask = (
         f"systemctl --user show {hosts.unit} {fields} | tr '\\n' ' '; "
         f"journalctl --user --unit {hosts.unit} --lines 1 --output cat "
-        '--grep \'"svc": "host"|^digenrl: \''
+        '--grep \'"svc": "host"|^digenrl: \' || true'
     )
     _each(hosts, shell, lambda _, at: shell.run(*SSH, at, ask))
 
@@ -218,19 +216,20 @@ def down(hosts: HostsFile, shell: Shell) -> None:
     unit, place = hosts.unit, f"{PLACE}/{hosts.run}"
     words = (
         f"systemctl --user disable --now {unit}; rm -f .config/systemd/user/{unit}; "
-        f"systemctl --user daemon-reload; cd {place} && rm -rf {SECRETS} || true"
+        f"systemctl --user daemon-reload; cd {place} && rm -rf {unit} {SECRETS} || true"
     )
     _each(hosts, shell, lambda _, at: shell.run(*SSH, at, words) or "down")
 
 
 def _each(hosts: HostsFile, shell: Shell, act: Callable[[str, str], str]) -> None:
-    """Do something for all hosts at once, and print the output of each."""
+    """Do something for all hosts at once, print the output of each, and raise the first error."""
     with ThreadPoolExecutor(1 if shell.plans else 16) as pool:
-        results = {name: pool.submit(act, name, hosts.address_of(name)) for name in hosts.hosts}
+        results = {name: pool.submit(act, name, t.ssh or name) for name, t in hosts.hosts.items()}
     for name, each in results.items():
-        line = each.result()
-        if not shell.plans:
-            shell.say(f"{name}: {line}")
+        if not shell.plans and each.exception() is None:
+            shell.say(f"{name}: {each.result()}")
+    for each in results.values():
+        each.result()
 
 
 def _digest(folder: Path) -> str:

@@ -30,8 +30,6 @@ SERVICES = (
     "services.rollout.app",
     "services.rollout.rollout_engine",
     "services.rollout.service",
-    "services.trainer.app",
-    "services.trainer.engine.threads",
     "services.trainer.service",
 )
 

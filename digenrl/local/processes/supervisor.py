@@ -101,17 +101,18 @@ class Supervisor:
         for child in wanted:
             self.children.pop(child.program.name, None)
 
-    async def finished(self) -> None:
+    async def finished(self, *others: "Supervisor") -> None:
         """Wait until all children have ended by themselves.
 
         Raises:
-            ChildFailed: if one keeps failing.
+            ChildFailed: if one of them, or of the others' children, keeps failing.
         """
         ends = asyncio.gather(*(child.keeper for child in self.children.values() if child.keeper))
-        awaited: set[asyncio.Future[Any]] = {ends, self.failed}
-        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
-        if self.failed.done():
-            self.failed.result()
+        failures: set[asyncio.Future[Any]] = {each.failed for each in (self, *others)}
+        await asyncio.wait({ends, *failures}, return_when=asyncio.FIRST_COMPLETED)
+        for each in failures:
+            if each.done():
+                each.result()
 
     def restart(self, name: str) -> None:
         """End a child, which is then restarted like one that has died."""

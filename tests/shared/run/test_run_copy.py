@@ -1,6 +1,7 @@
 """A copy of a run: of one version, whatever the run does meanwhile and whenever the copy is
 killed."""
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pytest
@@ -141,6 +142,24 @@ async def test_a_later_copy_sends_only_what_is_new() -> None:
     new = ("two manifests, two new shards of each", "preview and usage of batch 5", "the record",
            "recipe and three digests of files")  # fmt: skip
     assert backend.num_writes == 6 + 2 + 1 + 4, new
+
+
+async def test_a_later_copy_that_is_killed_at_any_write_can_be_restored() -> None:
+    live, backup, versions = Live(), Mortal(), []
+    source, trainer = await trained(live, 4)
+    await RunCopy(source, ObjectStore(backup), RUN).copy()
+    for _ in range(4):
+        await trainer.step()
+    await live.look()
+    while versions[-1:] != [7]:
+        killed = Mortal(dict(backup.objects), lives=len(versions))
+        with suppress(Killed):
+            await RunCopy(source, ObjectStore(killed), RUN).copy()
+        killed.lives, restored = -1, ObjectStore(InMemory())
+        versions.append(await RunCopy(ObjectStore(killed), restored, RUN).copy())
+        assert await commit_chain(restored, RUN) == trainer.chain[: versions[-1] + 1]
+        assert await find_damage(restored, RUN) == []
+    assert len(versions) > 10 and {*versions} == {3, 6, 7}
 
 
 async def test_another_run_of_the_name_or_one_that_has_gone_on_is_refused() -> None:
