@@ -80,8 +80,8 @@ class RunCopy:
         """Copy the objects of the newest version; return its number, these objects, and all that
         belong to the run as of this version.
 
-        A source that nobody changes may be a copy that was interrupted: its newest version that has
-        its objects is copied.
+        A source without new versions may be a copy that was interrupted: its newest version that
+        has its objects is copied.
         """
         before: list[int] = []
         for _ in range(MAX_COPY_ATTEMPTS):

@@ -84,7 +84,8 @@ async def take_part(request: HostRequest) -> None:
 async def _work(request: HostRequest) -> None:
     async with AsyncExitStack() as stack:
         leading = []
-        if request.first is not None:
+        if request.first is not None:  # the run has the commit of its model from its start
+            await asyncio.to_thread(_with_model, request.first.recipe)
             leading.append(await stack.enter_async_context(lead(request.first, request.keys)))
         with suppress(RunFinished):
             await _keep_workers(request, leading)

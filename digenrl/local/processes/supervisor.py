@@ -105,9 +105,10 @@ class Supervisor:
         """Wait until all children have ended by themselves.
 
         Raises:
-            ChildFailed: if one of them, or of the others' children, keeps failing.
+            ChildFailed: if a child of this or of the other supervisors keeps failing.
         """
-        ends = asyncio.gather(*(child.keeper for child in self.children.values() if child.keeper))
+        keepers = [child.keeper for child in self.children.values() if child.keeper]
+        ends = asyncio.gather(*keepers, return_exceptions=True)
         failures: set[asyncio.Future[Any]] = {each.failed for each in (self, *others)}
         await asyncio.wait({ends, *failures}, return_when=asyncio.FIRST_COMPLETED)
         for each in failures:
