@@ -145,12 +145,12 @@ async def test_a_later_copy_sends_only_what_is_new() -> None:
 
 
 async def test_a_later_copy_that_is_killed_at_any_write_can_be_restored() -> None:
-    live, backup, versions = Live(), Mortal(), []
+    live, backup, versions = Live(), Mortal(), list[int]()
     source, trainer = await trained(live, 4)
     await RunCopy(source, ObjectStore(backup), RUN).copy()
     for _ in range(4):
         await trainer.step()
-    await live.look()
+    await live.look()  # type: ignore[operator]
     while versions[-1:] != [7]:
         killed = Mortal(dict(backup.objects), lives=len(versions))
         with suppress(Killed):
