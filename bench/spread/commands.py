@@ -56,6 +56,7 @@ def far_runs(
     mbits: Annotated[str, typer.Option(help="rates of the line, in Mbit/s, with commas")] = "1,0.1",
     delay: Annotated[float, typer.Option(help="seconds of the line, in each direction")] = 0.025,
     batches: Annotated[int, typer.Option(min=3, help="alone, and with each rate")] = 6,
+    cut: Annotated[float, typer.Option(help="seconds without the first line")] = 0.0,
     folder: Annotated[Path, typer.Option(help="for brokers, caches and logs")] = Path(
         "runs/bench-far-runs"
     ),
@@ -69,7 +70,7 @@ def far_runs(
     lines = [FarLine(float(each), delay) for each in mbits.split(",")]
     found = measure_run(
         folder, mode.value, lines,
-        near=near, alone=batches, together=batches, exchange=exchange.value,
+        near=near, alone=batches, together=batches, exchange=exchange.value, cut_s=cut,
     )  # fmt: skip
     sys.stdout.write(json.dumps(asdict(found), indent=1) + "\n")
 

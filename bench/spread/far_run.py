@@ -16,14 +16,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from bench.spread.far_line import FarLine
+from bench.spread.far_line import FarLine, RunningLine
 from bench.spread.network import Host, network
 from digenrl.local.brokers.embedded import plan_brokers
 from digenrl.local.processes.ports import free_ports
@@ -59,6 +59,8 @@ class RunOnLine:
     """Reasons that the far worker reported for declined work, the oldest first."""
     done: dict[str, int]
     """Fragments or pieces of each worker."""
+    back: float | None
+    """Seconds from the end of a cut until the far worker, which had left, took part again."""
 
 
 @dataclass
@@ -125,9 +127,11 @@ def inside(host: Host) -> Iterator[Callable[..., Any]]:
 def measure_run(
     folder: Path, mode: Mode, lines: Sequence[FarLine], *,
     near: int, alone: int, together: int, exchange: str = "store", site: str = "far",
+    cut_s: float = 0.0,
 ) -> RunOnLine:  # fmt: skip
     """Measure a run with ``near`` near workers that train ``alone`` batches, and ``together`` ones
-    with a worker behind each of the ``lines``, one after the other.
+    with a worker behind each of the ``lines``, one after the other. With ``cut_s``, the first line
+    is cut for as long.
 
     Raises:
         UserError: if this machine has no such lines, or the run does not get on.
@@ -167,6 +171,8 @@ def measure_run(
         watch.until("far worker", lambda: "far" in watch.names())
         watch.ask("/v1/run/resume", b"{}")
         begun = [watch.run["step"]]
+        if cut_s and far_host.line is not None:
+            watch.cut(far_host.line, lines[0], cut_s)
         for line in lines[1:]:
             last = begun[-1] + together
             watch.until("batches", lambda: watch.run["step"] >= last)  # noqa: B023
@@ -186,6 +192,18 @@ class Watch:
     run: dict[str, Any] = field(default_factory=dict)
     workers: list[dict[str, Any]] = field(default_factory=list)
     declined: list[str] = field(default_factory=list)
+    back: float | None = None
+
+    def cut(self, running: RunningLine, line: FarLine, seconds: float) -> None:
+        """Cut the line of the far worker, and wait until the worker is back."""
+        running.set(replace(line, is_cut=True))
+        ends = time.monotonic() + seconds
+        self.until("end of a lease", lambda: "far" not in self.names())
+        time.sleep(max(0.0, ends - time.monotonic()))
+        running.set(line)
+        began = time.monotonic()
+        self.until("return of the far worker", lambda: "far" in self.names())
+        self.back = round(time.monotonic() - began, 2)
 
     def until(self, what: str, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_S
@@ -233,5 +251,6 @@ class Watch:
             lost=re.findall(r".*(?:worker_left|worker_not_asked|worker_refused).*", log),
             missed=sum(self.lab.log(name).count('"exchange_missed"') for name in self.lab.running),
             declined=self.declined,
+            back=self.back,
             done={each["worker"]: each["num_done"] for each in self.workers},
         )

@@ -28,6 +28,14 @@ class Host:
         enter(self.name)
 
     @property
+    def resent_frames(self) -> int:
+        """Return the frames that TCP has sent again from this host."""
+        show = self.command(["cat", "/proc/net/snmp"])
+        text = subprocess.run(show, capture_output=True, text=True, check=True).stdout
+        names, figures = (line.split() for line in text.splitlines() if line.startswith("Tcp:"))
+        return int(dict(zip(names, figures, strict=True))["RetransSegs"])
+
+    @property
     def line_counters(self) -> tuple[int, int, int, int]:
         """Return bytes received and sent over its line, and frames received and sent, as its device
         counts them."""

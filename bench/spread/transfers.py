@@ -19,15 +19,20 @@ from typing import Any
 from bench.spread.far_line import FarLine
 from bench.spread.network import Host, network
 from bench.spread.run import Plan, _answering, _brokers, _process
+from services.scheduler.core.tag.line_costs import LineCosts
+from services.scheduler.shell.roster import seconds_per_byte
+from shared.messages.contracts import ObjectRef
 from shared.messages.workers import WorkerStatus
 from shared.process.worker import Worker
-from shared.store import open_store
+from shared.store import ObjectStore, open_store
 from shared.store.traffic import Meter
 from shared.telemetry import quiet_logs
 
 PATIENCE_S = 600.0
 HEADER_BYTES = 66
 """Ethernet, IP and TCP, with time stamps."""
+FRAME_BYTES = 1448
+"""Of a frame that is full, without its headers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,8 @@ class Transfer:
     seconds: float
     on_line: int
     """Bytes that the host's device counted in this direction, without the headers of frames."""
+    resent: int
+    """Of these, about the bytes that TCP sent again; a full queue drops them before the line."""
     rate: float
     """Estimated bytes per second, by the worker's newest transfers."""
 
@@ -53,6 +60,8 @@ class LineResult:
     transfers: list[Transfer]
     late: float
     """Seconds by which the latest status came late, or was lost."""
+    estimates: tuple[float, float] = (0.0, 0.0)
+    """The scheduler's bytes per second at the end, up and down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +73,12 @@ class Cut:
 
 
 def measure_transfers(
-    lines: Sequence[FarLine], *, size: int, times: int, folder: Path, cut: Cut | None = None
-) -> list[LineResult]:
+    lines: Sequence[FarLine], *, size: int, times: int, folder: Path, cut: Cut | None = None,
+    then: FarLine | None = None,
+) -> list[LineResult]:  # fmt: skip
     """Measure all lines at the same time: the objects of ``size`` bytes go up and down
-    ``times``. With a ``cut``, statuses count from the moment when the line is back."""
+    ``times``. With a ``cut``, statuses count from the moment when the line is back. All lines
+    change to ``then`` for the second half of the transfers."""
     quiet_logs()
     with network([None, *lines]) as (store, *hosts), _brokers(store, folder) as settings:
         run = Plan(host=store, settings=settings, size=size, versions=times)
@@ -81,7 +92,9 @@ def measure_transfers(
                 update = {"worker": name, "host_cache": "off"}
                 plan = replace(run, host=hosts[number], settings=settings.model_copy(update=update))
                 with _process(move, plan) as pipe:
-                    results[number] = _measured(hosts[number], lines[number], pipe, times, cut)
+                    results[number] = _measured(
+                        hosts[number], lines[number], pipe, times, cut, then
+                    )
 
             threads = [threading.Thread(target=measure, args=(n,)) for n in range(len(lines))]
             for thread in threads:
@@ -89,21 +102,37 @@ def measure_transfers(
             for thread in threads:
                 thread.join()
             receiver.send("end")
-            times_of = receiver.recv()
+            came = receiver.recv()
     return [
-        replace(each, late=_latest(times_of[f"far-{number}"], each.late))
+        replace(
+            each,
+            late=_latest([at for at, _ in came[f"far-{number}"]], each.late),
+            estimates=_estimates([status for _, status in came[f"far-{number}"]]),
+        )
         for number, each in enumerate(results)
         if each is not None
     ]
 
 
+def _estimates(statuses: Sequence[WorkerStatus]) -> tuple[float, float]:
+    """Return the rates that the scheduler learns from statuses."""
+    costs = LineCosts()
+    for before, status in pairwise(statuses):
+        up = seconds_per_byte(before.sent, status.sent)
+        costs = costs.observe_link("far", up, seconds_per_byte(before.received, status.received))
+    return 1 / costs.up_seconds("far"), 1 / costs.down_seconds("far")
+
+
 def _measured(
-    host: Host, line: FarLine, pipe: Connection, times: int, cut: Cut | None
+    host: Host, line: FarLine, pipe: Connection, times: int, cut: Cut | None, then: FarLine | None
 ) -> LineResult:
     found, back = [], 0.0
     pipe.recv()
-    for _ in range(2 * times):
-        before = host.line_counters
+    for number in range(2 * times):
+        if number == times and then is not None and host.line is not None:
+            line = then
+            host.line.set(line)
+        before, resent = host.line_counters, host.resent_frames
         pipe.send("go")
         if cut is not None and host.line is not None:
             time.sleep(cut.after_s)
@@ -118,7 +147,8 @@ def _measured(
             for each in (0, 1)
         )
         on_line = up if direction == "up" else down
-        found.append(Transfer(direction, num_bytes, seconds, on_line, rate))
+        again = FRAME_BYTES * (host.resent_frames - resent) if direction == "up" else 0
+        found.append(Transfer(direction, num_bytes, seconds, on_line, again, rate))
     return LineResult(line, found, back)
 
 
@@ -131,11 +161,11 @@ def _latest(times: Sequence[float], since: float) -> float:
 
 async def receive(plan: Plan, pipe: Connection) -> None:
     """Note when statuses come."""
-    store, came = await _answering(plan.settings), dict[str, list[float]]()
+    store, came = await _answering(plan.settings), dict[str, list[tuple[float, WorkerStatus]]]()
     assert store is not None
 
     async def note(status: WorkerStatus) -> None:
-        came.setdefault(status.worker, []).append(time.monotonic())
+        came.setdefault(status.worker, []).append((time.monotonic(), status))
 
     async with plan.settings.connect_bus() as bus:
         await bus.on_status(note)
@@ -158,10 +188,15 @@ async def move(plan: Plan, pipe: Connection) -> None:
             ref = await _timed(
                 pipe, "up", store.traffic.up, store.put("run/objects", data, suffix=".bin")
             )
-            await _timed(pipe, "down", store.traffic.down, store.get(ref))
+            await _timed(pipe, "down", store.traffic.down, _read(store, ref))
         reporting.cancel()
         with suppress(asyncio.CancelledError):
             await reporting
+
+
+async def _read(store: ObjectStore, ref: ObjectRef) -> bytes:
+    """Read an object as hosts read versions."""
+    return b"".join([chunk async for chunk in store.stream(ref)])
 
 
 async def _timed(pipe: Connection, direction: str, meter: Meter, work: Any) -> Any:

@@ -242,13 +242,16 @@ def _decided(
         way_up = line.line.up, size * min_share(plan.schedule.up)
         took, sent = max(way_up, (line.line.down, size))
         mbits = 8e-6 * sent / took
-        at = f"{mbits:,.{0 if mbits >= 10 else 1}f} Mbit/s"
-        no_pieces = f"its sums would take {took:,.0f} s at {at}"
+        no_pieces = f"its sums would take {_figure(took)} s at {_figure(mbits)} Mbit/s"
     wait = 0.0 if is_member and not no_pieces else line.version
     end, margin = seconds.end, MIN_GAIN if worker.no_fragments else 0.0
     if worker.concurrency and wait > MIN_LOSS * end:
         share = max(MIN_LOSS, 1 - wait / end)
         is_late = wait + line.latency >= end * (1 - margin)
         if is_late or _late_gain(plan, rates, wait) < MIN_LATE_GAIN + margin:
-            no_fragments = f"a version takes {wait:,.0f} s to arrive"
+            no_fragments = f"a version takes {_figure(wait)} s to arrive"
     return replace(worker, no_pieces=no_pieces, no_fragments=no_fragments, share=share)
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.{0 if value >= 10 else 1}f}"

@@ -100,8 +100,8 @@ class Roster:
     def _record_line(self, before: LastStatus | None, status: WorkerStatus) -> None:
         """Record what a worker's line has taken since its status before."""
         old = None if before is None else before.status
-        up = _seconds_per_byte(old.sent if old else None, status.sent)
-        down = _seconds_per_byte(old.received if old else None, status.received)
+        up = seconds_per_byte(old.sent if old else None, status.sent)
+        down = seconds_per_byte(old.received if old else None, status.received)
         if up is not None or down is not None:
             self._put(LinkMeasured(status.address, up, down))
 
@@ -171,7 +171,8 @@ def _is_known(state: State, status: WorkerStatus) -> bool:
     return state.fluid is not None and state.fluid.holds.get(status.address) == status.holds
 
 
-def _seconds_per_byte(before: Transferred | None, now: Transferred | None) -> float | None:
+def seconds_per_byte(before: Transferred | None, now: Transferred | None) -> float | None:
+    """Return what a line has taken between two statuses; None: no bytes."""
     num_bytes, seconds = (now.num_bytes, now.seconds) if now is not None else (0, 0.0)
     if before is not None:
         num_bytes, seconds = num_bytes - before.num_bytes, seconds - before.seconds
