@@ -29,6 +29,7 @@ from bench.digits.commands import digits, digits_edit
 from bench.family_check.commands import check_family
 from bench.growth.commands import growth
 from bench.learning.commands import learning, learning_services, learning_tables, shared_noise
+from bench.pictures.commands import pictures
 from bench.simulation.commands import sim
 from bench.spread.commands import far_runs, far_transfers, spread
 from bench.tail_check.commands import tail_check
@@ -41,7 +42,7 @@ for command in (
     cluster, protection, reads, rows, lost_host, unscaled, forecasts, recipes,
     learning, learning_services, learning_tables, shared_noise, growth, spread,
     far_runs, far_transfers,
-    digits, digits_edit, check_family, tail_check, sim,
+    digits, digits_edit, check_family, tail_check, sim, pictures,
 ):  # fmt: skip
     bench.command()(command)
 PLAIN_ROWS = 9

@@ -16,7 +16,6 @@ from digenrl.local.checking.verdict import gpu_kinds
 from digenrl.local.processes.gpus import visible_cards
 from digenrl.planning.forecast import has_profile
 from digenrl.planning.plan import advised_keys, plan
-from digenrl.trace.output import lines as trace_lines
 from digenrl.trace.profile import traced_profile, write_profile
 from digenrl.training import DEFAULTS, model_key
 from services.reward.kinds import KINDS, kind_named
@@ -121,8 +120,6 @@ def fit_to_gpus(
         profile = profile_for(recipe)
     else:
         model_trace = trace_model(recipe, False, bool(cards), say)[2]
-        for line in trace_lines(model_trace, recipe):
-            say(line)
         if not cards:
             return tables, "the CPU", None
         profile = str(request.out.with_suffix(".profile.json"))

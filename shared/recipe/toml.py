@@ -1,6 +1,7 @@
 """Recipes as TOML text: a value on one line, and a file in which each key has its meaning."""
 
 import json
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,7 +25,8 @@ def toml_value(value: Any) -> str:
 
 
 def explained_toml(tables: Mapping[str, Any], recipe: type[BaseModel]) -> Iterator[str]:
-    """Yield the lines of a recipe's file; above each key is the first sentence of its meaning."""
+    """Yield the lines of a recipe's file; above each key is the first sentence of its meaning,
+    and what its value means."""
     keys = recipe_keys(recipe)
     for name in sorted(tables, key=list(recipe.model_fields).index):
         yield from _table(f"[{name}]", name, tables[name], keys)
@@ -44,12 +46,16 @@ def _table(
         elif isinstance(value, list) and value and isinstance(value[0], Mapping):
             inner += [(f"[[{below}]]", f"{key}.{ANY}", each) for each in value]
         else:
-            yield from _meaning(keys[key])
+            yield from _meaning(keys[key], value)
             yield f"{name} = {toml_value(value)}"
     for each in inner:
         yield from _table(*each, keys)
 
 
-def _meaning(key: Key) -> list[str]:
-    sentence = " ".join((key.field.description or "").split()).partition(". ")[0].rstrip(".")
-    return textwrap.wrap(sentence, WIDTH, initial_indent="# ", subsequent_indent="# ")
+def _meaning(key: Key, value: Any) -> list[str]:
+    text = " ".join((key.field.description or "").split())
+    of_value = re.search(rf"`{re.escape(str(value))}`: [^;]*?(?=[;.]( |$))", text)
+    first = text.partition(". ")[0].rstrip(".")
+    if of_value and of_value[0] not in first:
+        first = of_value[0] if first.startswith("`") else f"{first}. {of_value[0]}"
+    return textwrap.wrap(first, WIDTH, initial_indent="# ", subsequent_indent="# ")

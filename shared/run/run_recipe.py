@@ -361,7 +361,8 @@ def evaluation_rows(recipe: Recipe) -> tuple[Row, ...]:
 
 def evaluated_on(num_held_out: int) -> str:
     """Return which prompts evaluations measure, in words."""
-    return f"{num_held_out} held-out prompts" if num_held_out else "the prompts of training"
+    plural = "" if num_held_out == 1 else "s"
+    return f"{num_held_out} held-out prompt{plural}" if num_held_out else "the prompts of training"
 
 
 async def store_images(store: ObjectStore, recipe: Recipe) -> None:

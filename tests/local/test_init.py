@@ -51,9 +51,11 @@ def test_an_explained_recipe_has_the_same_values(path: Path) -> None:
 
 
 def test_every_key_has_its_meaning_above_it() -> None:
-    lines = list(explained_toml({"trainer": {"learning_rate": 1e-4}}, Recipe))
+    tables = {"trainer": {"learning_rate": 1e-4}, "schedule": {"mode": "fluid"}}
+    lines = list(explained_toml(tables, Recipe))
 
-    assert lines == ["", "[trainer]", "# Learning rate of AdamW", "learning_rate = 0.0001"]
+    assert lines[:4] == ["", "[trainer]", "# Learning rate of AdamW", "learning_rate = 0.0001"]
+    assert lines[-2].startswith("# `fluid`: each device generates, trains and")
 
 
 def test_all_faults_are_listed_at_once(folder: Path) -> None:

@@ -6,7 +6,7 @@ const EVERY_MS = 2000, SOON_MS = 200, SELDOM_MS = 15000;
 const COLOURS = [1, 2, 3, 4, 5, 6, 7, 8].map((number) => getComputedStyle(document.documentElement).getPropertyValue(`--series-${number}`).trim());
 const SHARES = /accuracy|worst_digit/;  // between 0 and 1, and flat lines beside rewards of another size
 const ASKED = "asked ...";
-const LINES = { reward_mean: "training reward", approx_kl: "from the sampling policy", kl: "from the base model", grad_norm: "norm" };
+const LINES = { reward_mean: "training reward", gold_accuracy: "gold: held-out network", gold_svm_accuracy: "gold: held-out SVM", gold_worst_digit: "gold: worst digit", proxy_accuracy: "training classifier", approx_kl: "from the sampling policy", kl: "from the base model", grad_norm: "norm" };
 function plainly(y) {
   if (y === null || y === undefined) return "-";
   return y && Math.abs(y) < 1e-4 ? "below 0.0001" : Number(y.toPrecision(3)).toString();
@@ -81,7 +81,7 @@ function draw(figure, run) {
   const plot = new uPlot({
     width, height: 220,
     scales: { x: { time: false } },
-    axes: [{ ...axis, incrs: WHOLE }, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => Number(tick.toPrecision(6)).toString()) }],
+    axes: [{ ...axis, incrs: WHOLE, label: "version", labelSize: 18, labelFont: "12px system-ui, sans-serif" }, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => Number(tick.toPrecision(6)).toString()) }],
     hooks: { setCursor: [newest] },
     series: [{ label: "version" }, ...names.map((label, index) => ({
       label: LINES[label] ?? label.replaceAll("_", " "), value: (_, y) => plainly(y), stroke: COLOURS[index % COLOURS.length], width: 2, spanGaps: true,

@@ -123,7 +123,7 @@
   const names = () => JSON.parse(tiles().dataset.names);
   const scores = (item) => item.dataset.scores.split(";").slice(0, -1).map((pair) => pair.split(",").map((text) => (text === "" ? null : Number(text))));
   function showScores(item) {
-    const number = (value) => (value === null ? "none" : String(Number(value.toPrecision(3)))), { before, after } = tiles().dataset;
+    const number = (value) => (value === null ? "none" : value.toFixed(3)), { before, after } = tiles().dataset;
     find("lightbox-scores").replaceChildren(...scores(item).flatMap(([score, old], index) => [
       Object.assign(document.createElement("dt"), { textContent: names()[index] }),
       Object.assign(document.createElement("dd"), { textContent: before === after ? number(score) : `${number(old)} → ${number(score)}` }),

@@ -88,9 +88,9 @@
       pen.fillRect(x(at), height - CLOCK, 1, 4);
       if (x(at) + 60 < width) pen.fillText(clock(at), x(at) + 3, height - CLOCK / 2 + 1);
     }
-    pen.fillStyle = colour("alarm");
-    for (const { at } of events) {
+    for (const { at, what } of events) {
       if (at < from || at > to) continue;
+      pen.fillStyle = colour(/^(alarm|failed)/.test(what) ? "alarm" : "quiet");
       pen.fillRect(x(at) - 0.5, AXIS - 8, 1.5, height - CLOCK - AXIS + 8);
       pen.beginPath(); pen.moveTo(x(at) - 5, AXIS - 10); pen.lineTo(x(at) + 5, AXIS - 10); pen.lineTo(x(at), AXIS); pen.fill();
     }
