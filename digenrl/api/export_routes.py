@@ -20,6 +20,7 @@ from fastapi import Path as InPath
 from fastapi.responses import StreamingResponse
 
 from digenrl.api.commands import Turns, run_command
+from digenrl.api.history import BINARY
 from digenrl.api.run_history import RunHistory
 from shared.process.http_api import errors
 
@@ -29,7 +30,6 @@ MAX_KEPT_EXPORTS = 2
 """Files that are kept."""
 CHUNK = 1 << 20
 """Bytes that are read and sent at once."""
-BYTES = {"type": "string", "format": "binary"}
 AdapterLayout = Literal["diffusers", "peft", "comfyui", "kohya"]
 Version = Annotated[
     str, InPath(pattern=r"^(best|newest|[0-9]{1,9})$", description="a number, best or newest")
@@ -147,7 +147,7 @@ def export_routes(exports: Exports) -> APIRouter:
         "/v1/versions/{version}/adapter", operation_id="export_version",
         response_class=StreamingResponse,
         responses={
-            200: {"content": {"application/zip": {"schema": BYTES}},
+            200: {"content": {"application/zip": BINARY},
                   "description": "ZIP file with the adapter's files"},
             **errors(404, 409, 503),
         },

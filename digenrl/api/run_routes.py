@@ -13,6 +13,7 @@ from fastapi.responses import FileResponse
 from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
+from digenrl.api.history import BINARY, CACHED
 from digenrl.api.run_history import RunHistory
 from digenrl.evaluation.records import EvaluationRecord
 from digenrl.reading.facts import EXAMPLE_EVALUATION, EvaluationView, evaluation_view
@@ -28,10 +29,8 @@ EXAMPLE_IMAGE = {
     "source": None, "scores": {"reward": 0.93, "proxy": 0.93},
 }  # fmt: skip
 KINDS = {"mp4": "video/mp4", "png": "image/png"}
-CACHED = "private, max-age=86400"
 SMALL_SIDE = 448
 """Height and width to which pictures are reduced for overviews."""
-BINARY = {"schema": {"type": "string", "format": "binary"}}
 MEDIA: dict[int | str, dict[str, Any]] = {
     200: {"content": dict.fromkeys((*KINDS.values(), "image/jpeg"), BINARY)}
 }

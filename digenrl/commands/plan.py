@@ -1,5 +1,6 @@
 """`digenrl plan`: which devices generate, and which train."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -41,7 +42,7 @@ def plan(
     keys = given_keys(context)
     if recipe is None and keys:
         raise UserError(f"--{next(iter(keys))}: a recipe key needs a recipe; name one")
-    from digenrl.planning.output import plan_as_json, show_plan, wide_console
+    from digenrl.planning.output import plan_fields, show_plan, wide_console
     from digenrl.planning.plan import plan as find_plan
     from shared.recipe.recipe import load_recipe
 
@@ -52,6 +53,6 @@ def plan(
         host_memory=host_memory, launch_us=launch_us, sites=tuple(site or ()),
     )  # fmt: skip
     if as_json:
-        typer.echo(plan_as_json(result))
+        typer.echo(json.dumps(plan_fields(result), indent=2))
     else:
         show_plan(result, wide_console())

@@ -162,9 +162,7 @@ def _own_split(
 
     def split(use: ModelUse) -> tuple[Profile, OwnSplit]:
         sized_costs, remedy = with_memory(costs, use, streams), partial(memory_remedy, costs, use)
-        return sized_costs, own_split(
-            recipe, sized_costs, hosts.devices, host_gpus=hosts.gpus, remedy=remedy
-        )
+        return sized_costs, own_split(recipe, sized_costs, hosts.devices, remedy=remedy)
 
     sized_costs, own = split(replace(use, fragment=1))
     use = replace(use, fragment=largest_fragment(sized_costs, own.split, own.schedule))

@@ -1,6 +1,5 @@
 """Prints plans: tables for people, JSON for programs."""
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -79,10 +78,6 @@ def alike_hosts(commands: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]
         hosts = [host for host, _ in alike]
         names = hosts if len(hosts) < 3 else [f"each of {hosts[0]} to {hosts[-1]}"]
         yield from ((name, command) for name in names)
-
-
-def plan_as_json(advice: PlacementAdvice) -> str:
-    return json.dumps(plan_fields(advice), indent=2)
 
 
 def plan_fields(advice: PlacementAdvice) -> dict[str, Any]:

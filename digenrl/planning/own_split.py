@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from digenrl.planning.runnable import HostGpus
 from services.scheduler.costs.capacity import fits, training_role
 from services.scheduler.costs.profile import Profile, Role
 from services.scheduler.costs.split import Devices, Split, words
@@ -22,9 +21,7 @@ class OwnSplit:
     """Open values of the recipe are decided during the run, and so in its simulation."""
 
 
-def own_split(
-    recipe: Recipe, profile: Profile, devices: Devices, *, host_gpus: HostGpus, remedy: Remedy
-) -> OwnSplit:
+def own_split(recipe: Recipe, profile: Profile, devices: Devices, *, remedy: Remedy) -> OwnSplit:
     """Chooses which devices train, those first that train fastest, of any kinds that can; and which
     generate. A shard group has devices of one kind.
 

@@ -6,8 +6,7 @@ names a `ScorerKind`, or a class that is made without arguments and scores.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +14,7 @@ from services.reward.networks import Network
 from services.reward.object_checks import parse_requirements
 from services.reward.prompt_checks import PromptReader, wanted_digit, wanted_edit, wanted_text
 from shared.errors import UserError
-from shared.models.plugins import package_name
+from shared.models.plugins import brought, imported, package_name
 from shared.recipe.rewards import PYTHON
 
 GROUP = "digenrl.scorers"
@@ -136,12 +135,6 @@ KINDS: dict[str, ScorerKind] = {
 """Our scorers, by the type that recipes name."""
 
 
-@cache
-def brought() -> Mapping[str, EntryPoint]:
-    """Returns the entry points of installed packages, by the type that they name."""
-    return {each.name: each for each in entry_points(group=GROUP)}
-
-
 def kind_named(type: str, field: str = "reward.scorers") -> ScorerKind:
     """Returns the kind of a type.
 
@@ -151,10 +144,10 @@ def kind_named(type: str, field: str = "reward.scorers") -> ScorerKind:
     """
     if type in KINDS:
         return KINDS[type]
-    if type not in brought():
-        names = ", ".join(sorted({*KINDS, *brought()}))
+    if type not in brought(GROUP):
+        names = ", ".join(sorted({*KINDS, *brought(GROUP)}))
         raise UserError(f"{field}.type: no scorer is called {type!r}; known are: {names}")
-    return _loaded(brought()[type], field)
+    return _loaded(brought(GROUP)[type], field)
 
 
 def may_load_a_network(type: str) -> bool:
@@ -171,13 +164,7 @@ def scorer_network(type: str, folder: Path | None) -> Network | None:
 
 
 def _loaded(point: EntryPoint, field: str) -> ScorerKind:
-    try:
-        loaded: Any = point.load()
-    except Exception as error:  # a package is anybody's code
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(
-            f"{field}.type: {point.name} of {package_name(point)} cannot be imported: {reason}"
-        ) from error
+    loaded: Any = imported(point, f"{field}.type: {point.name}")
     if isinstance(loaded, ScorerKind):
         return loaded
     if callable(getattr(loaded, "score", None)):

@@ -17,7 +17,7 @@ FAMILY_GROUP, TINY_MODEL_GROUP = "digenrl.families", "digenrl.tiny_models"
 
 @cache
 def brought(group: str = FAMILY_GROUP) -> Mapping[str, EntryPoint]:
-    """Returns the entry points of installed packages, by the pipeline that they name."""
+    """Returns the entry points of installed packages, by name."""
     return {each.name: each for each in entry_points(group=group)}
 
 
@@ -37,20 +37,22 @@ def family_named(pipeline: str) -> FamilySpec | None:
     point = brought().get(pipeline)
     if point is None:
         return None
-    try:
-        spec: object = point.load()
-    except Exception as error:  # a package is anybody's code
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(
-            f"model.folder: the family {pipeline} of {package_name(point)} cannot be imported: "
-            f"{reason}"
-        ) from error
+    spec = imported(point, f"model.folder: the family {pipeline}")
     if not isinstance(spec, FamilySpec) or spec.pipeline != pipeline:
         raise UserError(
             f"model.folder: {point.value} of {package_name(point)} is no FamilySpec of {pipeline}; "
             "name the entry point like its pipeline"
         )
     return spec
+
+
+def imported(point: EntryPoint, what: str) -> object:
+    """Return what an entry point names; raises UserError, which begins with ``what``."""
+    try:
+        return point.load()
+    except Exception as error:  # a package is anybody's code
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"{what} of {package_name(point)} cannot be imported: {reason}") from error
 
 
 def package_name(point: EntryPoint) -> str:

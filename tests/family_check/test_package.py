@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from bench.cli import bench
 from digenrl.commands.cli import app
-from services.reward import kinds
 from services.reward.scorer import build_scorers, check_packages, scorer_kind
 from shared.errors import UserError
 from shared.models import plugins
@@ -33,7 +32,6 @@ def dist_info(folder: Path, entry_points: str) -> None:
 
 
 def forget() -> None:
-    kinds.brought.cache_clear()
     plugins.brought.cache_clear()
 
 

@@ -30,7 +30,7 @@ def listed_rewards() -> list[AvailableType]:
         needs = f"needs {kind.needs}" if kind.needs else ""
         return ", ".join(filter(None, [needs, f"scores {kind.takes}"]))
 
-    return _listed(list(kinds.KINDS), kinds.brought(), note)
+    return _listed(list(kinds.KINDS), plugins.brought(kinds.GROUP), note)
 
 
 def listed_families() -> list[AvailableType]:

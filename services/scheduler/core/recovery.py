@@ -52,7 +52,7 @@ def restore_task(plan: Plan, state: State, task: GenerateFragment, _now: float) 
     return state.with_group(fragment.batch, fragment.group, group)
 
 
-def restart_batches(plan: Plan, state: State, before: State) -> State:
+def restart_batches(state: State, before: State) -> State:
     """Add the open batches of ``before`` from their start to a state read after streams were lost.
 
     Every attempt is one that no device can be working on: a late result would take its slot.

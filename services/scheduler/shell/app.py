@@ -216,7 +216,7 @@ class Scheduler:
             measure_commit(self.chain.newest)
         last = await self._read_back()
         if before is not None:
-            self.state = restart_batches(self.plan, self.state, before)
+            self.state = restart_batches(self.state, before)
         await self._apply(RecoveryDone(self.bus.epoch))
         self.roster.leases.expect(busy_addresses(self.state), time.monotonic())
         if before is not None and before.phase in REPEATED_REQUESTS:
