@@ -33,7 +33,7 @@ def score(image, prompt):
     "red.py": """\
 def score(image, prompt):
     red, green, blue = image.reshape(-1, 3).mean(0) / 255
-    return float(red - (green + blue) / 2)
+    return float(100 * (red - (green + blue) / 2))
 """,
 }
 

@@ -51,8 +51,8 @@ def test_the_worst_samples_of_a_step_come_first_and_say_why(tmp_path: Path, toke
         re.findall(r"<b>([\d.]+)</b>", page_text(run, tokens, "/batches?order=best"))[0] == "1.000"
     )
     best, _, worst = page_text(run, tokens, "/").partition("Worst of step 1")
-    assert "Best of step 1" in best and re.findall(r"<b>([\d.]+)</b>", best)[0] == "1.00"
-    assert re.findall(r"<b>([\d.]+)</b>", worst)[0] == "0.00"
+    assert "Best of step 1" in best and re.findall(r"<b>([\d.]+)</b>", best)[0] == "1.000"
+    assert re.findall(r"<b>([\d.]+)</b>", worst)[0] == "0.000"
     assert client.get("/batches?step=2").status_code == 404
     assert client.get("/batches?order=loud").status_code == 422
 

@@ -15,13 +15,14 @@
     if (figure.hidden) return;
     const ys = each.map((line) => { const at = new Map(line.x.map((value, index) => [value, line.y[index]])); return x.map((value) => at.get(value) ?? null); });
     const axis = { stroke: token("--quiet"), grid: { stroke: token("--line"), width: 1 }, ticks: { show: false } };
-    new uPlot({
-      width: figure.clientWidth - 32, height: 240, scales: { x: { time: false } }, axes: [axis, { ...axis, size: 60 }],
+    newest(new uPlot({
+      width: figure.clientWidth - 32, height: 240, scales: { x: { time: false } }, axes: [{ ...axis, incrs: WHOLE, label: "version", labelSize: 18, labelFont: "12px system-ui, sans-serif" }, { ...axis, size: 60 }],
+      hooks: { setCursor: [newest] },
       series: [{ label: "version" }, ...runs.map((run, index) => ({
         label: run.run, stroke: token(`--series-${runs[index].colour}`), width: 2, spanGaps: true, points: { show: x.length < 60, size: 6 },
         value: (_, value) => (value === null || value === undefined ? "-" : value.toPrecision(3)),
       }))],
-    }, [x, ...ys], figure);
+    }, [x, ...ys], figure));
   }
 
   async function curves() {

@@ -103,8 +103,10 @@
     const place = item.querySelector(".layers"), list = items();
     find("lightbox-prompt").textContent = item.dataset.prompt;
     find("lightbox-place").textContent = `${list.indexOf(item) + 1} of ${list.length}`;
-    find("lightbox-before").textContent = tiles().dataset.before;
-    find("lightbox-after").textContent = tiles().dataset.after;
+    const { before, after } = tiles().dataset;
+    Object.assign(layers.dataset, { left: `version ${before}`, right: `version ${after}` });
+    find("lightbox-before").textContent = before;
+    find("lightbox-after").textContent = after;
     layers.replaceChildren(...(place.dataset.video
       ? [video(place.dataset.videoBefore, "before"), video(place.dataset.video, "after")]
       : ["before", "after"].map((name) => {
