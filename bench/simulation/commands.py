@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from digenrl.commands.options import AsJson, LaunchUs, ProfileVariant, Variant, zero_or_one
+from digenrl.commands.options import AsJson, LaunchUs, ProfileVariant, zero_or_one
 
 
 def sim(
@@ -13,7 +13,7 @@ def sim(
         str, typer.Option(help="devices that generate, kind=count,...; with --mode fluid also none")
     ],
     trainer: Annotated[str, typer.Option(help="devices that train, kind=count,...")],
-    variant: ProfileVariant = Variant.lora,
+    variant: ProfileVariant = "lora",
     shard_devices: Annotated[
         int | None, typer.Option(min=1, help="with --variant full: devices of a shard group")
     ] = None,
@@ -44,7 +44,7 @@ def sim(
 
     found = simulated(
         profile=profile,
-        variant=variant.value,
+        variant=variant,
         shard_devices=shard_devices,
         rollout=rollout,
         trainer=trainer,

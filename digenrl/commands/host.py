@@ -2,9 +2,8 @@
 
 import os
 import threading
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,10 +12,6 @@ from digenrl.commands.logs import POLL_S
 from digenrl.commands.options import recipe_file
 from digenrl.local.limits import MAX_LOG_BYTES
 from shared.errors import UserError
-
-
-class Until(StrEnum):
-    finished = "finished"
 
 
 def host(
@@ -37,7 +32,8 @@ def host(
         str, typer.Option(envvar="DIGENRL_GPUS", help="such as 0-3 or 0,2; by default all")
     ] = "",
     until: Annotated[
-        Until | None, typer.Option(help="end when the run is finished; by default stay for more")
+        Literal["finished"] | None,
+        typer.Option(help="end when the run is finished; by default stay for more"),
     ] = None,
     at: Annotated[
         str,

@@ -1,6 +1,5 @@
 """Options that several commands share."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -13,11 +12,6 @@ if TYPE_CHECKING:
     from shared.process.settings import HttpSettings, ServiceSettings
 
 S = TypeVar("S")
-
-
-class Variant(StrEnum):
-    lora = "lora"
-    full = "full"
 
 
 def recipe_file(given: Path | None) -> Path | None:
@@ -52,7 +46,7 @@ LaunchUs = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]
-ProfileVariant = Annotated[Variant, typer.Option(help="trained weights")]
+ProfileVariant = Annotated[Literal["lora", "full"], typer.Option(help="trained weights")]
 TensorBoardFolder = Annotated[
     Path | None, typer.Option(help="TensorBoard folder, for a curve of each metric")
 ]

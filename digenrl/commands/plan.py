@@ -20,7 +20,7 @@ def plan(
     profile: Annotated[
         str | None, typer.Option(help="cost profile; by default the profile of the model's network")
     ] = None,
-    variant: options.ProfileVariant = options.Variant.lora,
+    variant: options.ProfileVariant = "lora",
     staleness: Annotated[
         int | None, typer.Option(min=0, max=1, help="0 or 1, overrides the recipe")
     ] = None,
@@ -48,7 +48,7 @@ def plan(
 
     loaded = None if recipe is None else load_recipe(recipe, keys)
     result = find_plan(
-        loaded, devices, profile=profile, variant=variant.value,
+        loaded, devices, profile=profile, variant=variant,
         staleness=options.zero_or_one(staleness), host_gpus=host_gpus, hosts=hosts,
         host_memory=host_memory, launch_us=launch_us, sites=tuple(site or ()),
     )  # fmt: skip

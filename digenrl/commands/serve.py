@@ -1,9 +1,8 @@
 """`digenrl serve`: one service in this process."""
 
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -15,12 +14,7 @@ SCHEDULER_PORT = 8000
 """Default port of the scheduler's API. Workers take free ports: a host may run many of them."""
 
 
-class ServiceName(StrEnum):
-    scheduler = "scheduler"
-    rollout = "rollout"
-    encoder = "encoder"
-    reward = "reward"
-    trainer = "trainer"
+ServiceName = Literal["scheduler", "rollout", "encoder", "reward", "trainer"]
 
 
 def serve(
@@ -52,7 +46,7 @@ def serve(
 ) -> None:
     """Run one service in this process, with the endpoints in the DIGENRL_* variables."""
     http = {"host": host, "open_api": open_api, "plain_http": plain_http}
-    if service is ServiceName.scheduler:
+    if service == "scheduler":
         options = given_keys(context, run__steps=steps, run__name=run or None)
         _serve_scheduler(recipe, options, port=port, **http)
     else:
@@ -92,13 +86,13 @@ def _serve_worker(
     from shared.telemetry import configure_logs
 
     settings = settings_from_options(run=run, worker=worker, port=port, stay=stay, **http)
-    configure_logs(service=service.value, worker=settings.worker, run=settings.run)
+    configure_logs(service=service, worker=settings.worker, run=settings.run)
     match service:
-        case ServiceName.rollout:
+        case "rollout":
             from services.rollout.service import run as run_service
-        case ServiceName.encoder:
+        case "encoder":
             from services.rollout.service import run_encoder as run_service
-        case ServiceName.reward:
+        case "reward":
             from services.reward.service import run as run_service
         case _:
             from services.trainer.service import run as run_service

@@ -87,7 +87,7 @@ def local_findings(runs: Path) -> Iterator[Finding]:
     yield from _packages()
     yield from _variables(os.environ)
     yield from secrets_findings(os.environ.get("DIGENRL_SECRETS_DIR"))
-    yield _disk(runs)
+    yield disk_finding(runs)
     yield _memory()
     yield _files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield _ports()
@@ -160,14 +160,16 @@ def _existing(runs: Path) -> Path:
     return next(path for path in (runs.absolute(), *runs.absolute().parents) if path.exists())
 
 
-def _disk(runs: Path) -> Finding:
-    existing = _existing(runs)
+def disk_finding(folder: Path, setting: str = "--runs") -> Finding:
+    existing = _existing(folder)
     if not os.access(existing, os.W_OK):
-        return Finding("disk", "fault", f"{existing} cannot be written", "choose another --runs")
+        return Finding(
+            "disk", "fault", f"{existing} cannot be written", f"choose another {setting}"
+        )
     free = shutil.disk_usage(existing).free
     if free < limits.MIN_DISK_BYTES:
         text = f"{existing} has {free >> 20} MiB free"
-        return Finding("disk", "fault", text, "free some space, or choose another --runs")
+        return Finding("disk", "fault", text, f"free some space, or choose another {setting}")
     return Finding("disk", "ok", f"{existing} has {free >> 30} GiB free")
 
 

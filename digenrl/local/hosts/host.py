@@ -8,10 +8,9 @@ import asyncio
 import os
 import re
 import shlex
-import shutil
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,9 @@ from pathlib import Path
 import structlog
 
 from digenrl.hub.fetch import fetch
-from digenrl.local.checking.doctor import secrets_findings, try_gpus
+from digenrl.local.checking.doctor import Finding, disk_finding, secrets_findings, try_gpus
 from digenrl.local.hosts.first_host import FirstHost, lead
-from digenrl.local.limits import FAREWELL_S, HOST_READY_S, HOST_RETRY_S, MIN_DISK_BYTES
+from digenrl.local.limits import FAREWELL_S, HOST_READY_S, HOST_RETRY_S
 from digenrl.local.processes.assignment import assign_gpus
 from digenrl.local.processes.gpus import visible_cards
 from digenrl.local.processes.preload import plan_preload
@@ -255,9 +254,7 @@ def secrets_of(keys: Path, role: Role) -> Iterator[None]:
         UserError: if the folder is not there, or cannot be read by this user alone.
     """
     folder = keys / role
-    for finding in secrets_findings(str(folder)):
-        if finding.state == "fault":
-            raise UserError(f"--keys: {finding.found}; {finding.remedy}")
+    _refuse_faults("--keys", secrets_findings(str(folder)))
     os.environ["DIGENRL_SECRETS_DIR"] = str(folder)
     try:
         yield
@@ -296,15 +293,12 @@ def _with_model(recipe: Recipe) -> Recipe:
 
 def _check_machine(settings: ServiceSettings, gpus: Sequence[str]) -> None:
     """Raises UserError if the disk is full, or a GPU does not work."""
-    cache = settings.cache
-    if cache is not None:
-        existing = next(path for path in (cache.folder, *cache.folder.parents) if path.exists())
-        free = shutil.disk_usage(existing).free
-        if free < MIN_DISK_BYTES:
-            raise UserError(
-                f"DIGENRL_HOST_CACHE: {existing} has {free >> 20} MiB free, and "
-                f"{MIN_DISK_BYTES >> 20} are needed; free some space, or name another folder"
-            )
-    for finding in try_gpus(gpus):
+    if settings.cache is not None:
+        _refuse_faults("DIGENRL_HOST_CACHE", [disk_finding(settings.cache.folder, "folder")])
+    _refuse_faults("--gpus", try_gpus(gpus))
+
+
+def _refuse_faults(key: str, findings: Iterable[Finding]) -> None:
+    for finding in findings:
         if finding.state == "fault":
-            raise UserError(f"--gpus: {finding.found}; {finding.remedy}".removesuffix("; "))
+            raise UserError(f"{key}: {finding.found}; {finding.remedy}".removesuffix("; "))
