@@ -292,10 +292,7 @@ def _costs(recipe: Recipe, name: str | None, trace: Trace | None) -> Profile:
     trace."""
     if name is None and trace is not None and trace.counted is not None and not has_profile(recipe):
         traced = traced_profile(recipe, trace)
-        plain = {
-            key: getattr(traced, key) for key in type(traced).model_fields if key != "variants"
-        }
-        return Profile(**plain, variant=traced.variants["lora"])
+        return traced.trained(traced.variants["lora"])
     return load_profile(name or profile_for(recipe), recipe.model.trained)
 
 

@@ -71,7 +71,7 @@ def traced_profile(recipe: Recipe, trace: Trace, *, name: str | None = None) -> 
         "devices": {kind: d.model_dump(exclude_defaults=True) for kind, d in like.devices.items()},
         "sources": _sources(like.name, forward),
     }
-    return ProfileFile.model_validate(_rounded(plain))
+    return ProfileFile.model_validate(rounded(plain))
 
 
 def _generation(memory: Memory, what: str, forward: float, decoding: float) -> dict[str, float]:
@@ -134,10 +134,10 @@ def _sources(like: str, forward: float) -> dict[str, dict[str, str]]:
     }
 
 
-def _rounded(plain: Any) -> Any:
+def rounded(plain: Any) -> Any:
     """Returns a tree with its numbers rounded to the digits that count."""
     if isinstance(plain, dict):
-        return {key: _rounded(value) for key, value in plain.items()}
+        return {key: rounded(value) for key, value in plain.items()}
     if not isinstance(plain, float) or plain == 0:
         return plain
     digits = max(DIGITS, math.ceil(math.log10(abs(plain))))  # whole numbers stay whole

@@ -11,7 +11,6 @@ from digenrl.trace.device_profile.device_costs import (
     MeasurementDevice,
     base_profile,
     device_kind,
-    make_profile,
     measured_profile,
 )
 from digenrl.trace.device_profile.fit import fit
@@ -143,7 +142,7 @@ def test_a_training_pass_of_few_rows_takes_what_was_measured(name: str) -> None:
     found = measured_profile(
         base_profile(ModelName.flux1_dev), measured(calls(0.02, 0.1), calls(0.15, 0.3)), on(name)
     )
-    profile = make_profile(found)
+    profile = found.trained(found.variants["lora"])
     rate = found.devices[device_kind(name, list(found.devices))].training_speed
     for rows in (1, 4, 16):
         seconds = pass_seconds(profile, rows=rows) / rate
@@ -174,7 +173,7 @@ def test_an_h100_s_seconds_are_the_profiles(tmp_path: Path) -> None:
     assert {kind: profile.devices[kind] for kind in base.devices} == base.devices
     assert set(found.sources) == {*base.sources, "variants.lora.call_factor"}
     assert "16: 1.62 s" in found.sources["rollout.sample_seconds"].note
-    unchanged = make_profile(found, "full")
+    unchanged = found.trained(found.variants["full"])
     assert unchanged.variant == base.variants["full"]
 
 
@@ -187,7 +186,7 @@ def test_a_known_device_of_another_speed_is_converted() -> None:
         on("NVIDIA A100-SXM4-80GB"),
     )
     assert found.rollout.sample_seconds == pytest.approx(0.1, rel=1e-3)
-    profile = make_profile(found)
+    profile = found.trained(found.variants["lora"])
     seconds = gradient_seconds(profile, "A100", 16)
     assert seconds == pytest.approx(16 * 9 * 0.27 / speed, rel=1e-3)
     for path, converted in (("variants.lora.rho", True), ("variants.lora.adopt_seconds", False)):
@@ -196,7 +195,7 @@ def test_a_known_device_of_another_speed_is_converted() -> None:
 
 def test_an_unknown_device_enters_with_the_speed_that_was_measured() -> None:
     base = base_profile(ModelName.flux1_dev)
-    before = make_profile(base)
+    before = base.trained(base.variants["lora"])
     found = measured_profile(
         base, measured(calls(0, 0.2), calls(0, 0.9)), on("NVIDIA RTX 6000 Ada Generation")
     )
@@ -204,7 +203,7 @@ def test_an_unknown_device_enters_with_the_speed_that_was_measured() -> None:
     assert found.name == "flux1-dev@RTX-6000-Ada-Generation"
     assert found.sources["devices.RTX-6000-Ada-Generation"].kind == "measured"
     assert device.generation_speed == pytest.approx(before.forward_seconds / 0.2, rel=1e-3)
-    profile = make_profile(found)
+    profile = found.trained(found.variants["lora"])
     assert profile.forward_seconds == pytest.approx(before.forward_seconds, rel=1e-3)
     seconds = gradient_seconds(profile, "RTX-6000-Ada-Generation", 16)
     assert seconds == pytest.approx(16 * 9 * 0.9, rel=1e-3)

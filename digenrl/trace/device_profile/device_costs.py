@@ -5,25 +5,17 @@ and measurements are converted by it; an unknown device enters with the speed at
 seconds equal the profile's.
 """
 
-import math
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from digenrl.trace.device_profile.fit import Fit, fit
 from digenrl.trace.device_profile.ladder import Ladder
 from digenrl.trace.device_profile.measure import DeviceMeasurement
 from digenrl.trace.device_profile.models import ModelName
-from services.scheduler.costs.profile import (
-    PROFILES,
-    Device,
-    Profile,
-    ProfileFile,
-    ProfileSource,
-    VariantName,
-)
+from digenrl.trace.profile import rounded
+from services.scheduler.costs.profile import PROFILES, Device, ProfileFile
+from shared.recipe.options import put_options
 
-DIGITS = 4
 CONVERTED = ("rollout.call_seconds", "rollout.sample_seconds", "variants.lora.rho")
 """Figures that a profile holds for an H100."""
 
@@ -79,23 +71,14 @@ def measured_profile(
             notes[path] += " Converted by the speeds that this profile gives the device."
     if kind not in base.devices:
         notes[f"devices.{kind}"] = on.how
-    sources = {path: _source(note) for path, note in notes.items()}
-    plain = base.model_dump()
-    for path, value in changes.items():
-        _set(plain, path, _rounded(value))
+    sources = {path: {"kind": "measured", "note": note} for path, note in notes.items()}
+    plain = put_options(base.model_dump(), rounded(changes))
     plain |= {
         "name": f"{base.name}@{kind}",
         "devices": {**plain["devices"], kind: device.model_dump()},
         "sources": dict(sorted((plain["sources"] | sources).items())),
     }
     return ProfileFile.model_validate(plain)
-
-
-def make_profile(costs: ProfileFile, variant: VariantName = "lora") -> Profile:
-    plain: dict[str, Any] = {
-        field: getattr(costs, field) for field in ProfileFile.model_fields if field != "variants"
-    }
-    return Profile(**plain, variant=costs.variants[variant])
 
 
 def row_seconds(
@@ -120,7 +103,7 @@ def _fits(measured: DeviceMeasurement) -> tuple[Fit | None, Fit | None]:
 
 
 def _new_device(base: ProfileFile, measured: DeviceMeasurement, on: MeasurementDevice) -> Device:
-    profile = make_profile(base)
+    profile = base.trained(base.variants["lora"])
     expected = profile.forward_seconds / profile.variant.forwards_per_step
     forward, row = row_seconds(base, measured)
     if forward is None and measured.generation.rungs:  # no slower than this
@@ -128,9 +111,9 @@ def _new_device(base: ProfileFile, measured: DeviceMeasurement, on: MeasurementD
     generation = expected / forward if forward else 1.0
     training = expected * profile.variant.rho / row if row else generation
     return Device(
-        generation_speed=_rounded(generation),
-        training_speed=_rounded(training),
-        memory_gib=_rounded(on.memory_gib),
+        generation_speed=rounded(generation),
+        training_speed=rounded(training),
+        memory_gib=rounded(on.memory_gib),
     )
 
 
@@ -238,21 +221,3 @@ def _listed(ladder: Ladder) -> str:
     if ladder.out_of_memory is not None:
         parts.append(f"{ladder.out_of_memory} do not fit")
     return ", ".join(parts)
-
-
-def _source(note: str, kind: str = "measured") -> dict[str, str]:
-    return ProfileSource.model_validate({"kind": kind, "note": note}).model_dump()
-
-
-def _set(plain: dict[str, Any], path: str, value: float) -> None:
-    *tables, field = path.split(".")
-    for table in tables:
-        plain = plain[table]
-    plain[field] = value
-
-
-def _rounded(value: float) -> float:
-    """Rounds to the digits that count."""
-    if value == 0:
-        return 0.0
-    return round(value, DIGITS - 1 - math.floor(math.log10(abs(value))))

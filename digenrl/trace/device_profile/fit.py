@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from digenrl.trace.device_profile.ladder import Rung
 
 MAX_EXTRA_FIT_ERROR = 0.02
@@ -67,17 +69,10 @@ def _fit_device(host: float, rungs: Sequence[Rung]) -> Fit:
     """Returns the fit o + c n, by least squares of relative errors, if it has o >= 0 and c > 0;
     else c n."""
     # (o + c n) / t should be 1: regress a column of ones on 1/t and n/t.
-    per_call = [1 / rung.seconds for rung in rungs]
-    per_row = [rung.rows / rung.seconds for rung in rungs]
-    a, b, d = _dot(per_call, per_call), _dot(per_call, per_row), _dot(per_row, per_row)
+    terms = np.array([(1 / rung.seconds, rung.rows / rung.seconds) for rung in rungs])
     if len(rungs) > 1:
-        determinant = a * d - b * b
-        call = (d * sum(per_call) - b * sum(per_row)) / determinant
-        row = (a * sum(per_row) - b * sum(per_call)) / determinant
+        call, row = np.linalg.lstsq(terms, np.ones(len(rungs)))[0].tolist()
         if call >= 0 and row > 0:
             return Fit(host, call, row)
-    return Fit(host, 0.0, sum(per_row) / d)
-
-
-def _dot(left: Sequence[float], right: Sequence[float]) -> float:
-    return sum(a * b for a, b in zip(left, right, strict=True))
+    per_row = terms[:, 1]
+    return Fit(host, 0.0, float(per_row.sum() / (per_row @ per_row)))

@@ -3,11 +3,11 @@
 from rich.console import Console
 from rich.table import Column, Table
 
-from digenrl.trace.device_profile.device_costs import make_profile, row_seconds
+from digenrl.trace.device_profile.device_costs import row_seconds
 from digenrl.trace.device_profile.fit import fit
 from digenrl.trace.device_profile.ladder import Ladder
 from digenrl.trace.device_profile.measure import DeviceMeasurement
-from services.scheduler.costs.profile import Profile, ProfileFile
+from services.scheduler.costs.profile import ProfileFile
 from services.scheduler.costs.seconds import generation_work, training_work
 
 
@@ -76,13 +76,14 @@ def _switch(measured: DeviceMeasurement) -> dict[str, str]:
 
 def _comparison(base: ProfileFile, profile: ProfileFile) -> Table:
     table = _table("profile, H100 seconds", "", base.name, profile.name)
-    before, after = _rows(make_profile(base)), _rows(make_profile(profile))
+    before, after = _rows(base), _rows(profile)
     for name, value in before.items():
         table.add_row(name, value, after[name])
     return table
 
 
-def _rows(profile: Profile) -> dict[str, str]:
+def _rows(costs: ProfileFile) -> dict[str, str]:
+    profile = costs.trained(costs.variants["lora"])
     rollout, variant = profile.rollout, profile.variant
     ratio = generation_work(profile) / training_work(profile)
     values = {

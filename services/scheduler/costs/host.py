@@ -34,7 +34,7 @@ UNKNOWN_HOST = HostCosts()
 def parse_host_costs(option: str, text: str) -> HostCosts:
     """Parse microseconds of a launch in a denoising step and in a training pass.
 
-    >>> host_of("--launch-us", "20.8,30").training_launch_seconds
+    >>> parse_host_costs("--launch-us", "20.8,30").training_launch_seconds
     3e-05
 
     Raises:

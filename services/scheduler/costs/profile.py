@@ -187,6 +187,11 @@ class Profile(_Costs):
 class ProfileFile(_Costs):
     variants: Annotated[dict[VariantName, Variant], Field(min_length=1)]
 
+    def trained(self, variant: Variant) -> Profile:
+        """Return the costs with those of one way of training."""
+        plain: dict[str, Any] = {field: getattr(self, field) for field in _Costs.model_fields}
+        return Profile(**plain, variant=variant)
+
 
 def load_profile(name_or_path: str | Path, variant: VariantName = "lora") -> Profile:
     """Read a profile of the package by its name, or any other by the path of its JSON file.
@@ -207,12 +212,11 @@ def load_profile(name_or_path: str | Path, variant: VariantName = "lora") -> Pro
         fault = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in fault["loc"])
         raise UserError(f"{path}: {where}: {fault['msg']}") from error
-    plain: dict[str, Any] = {field: getattr(costs, field) for field in _Costs.model_fields}
     if variant == "full" and variant not in costs.variants:
-        return Profile(**plain, variant=_full_weight_costs(path, costs))
+        return costs.trained(_full_weight_costs(path, costs))
     if variant not in costs.variants:
         raise UserError(f"{path}: no variant {variant}; it has {', '.join(costs.variants)}")
-    return Profile(**plain, variant=costs.variants[variant])
+    return costs.trained(costs.variants[variant])
 
 
 def _full_weight_costs(path: Path, costs: ProfileFile) -> Variant:
