@@ -294,7 +294,8 @@ def _numbers(first: int, count: int) -> str:
 def trains_where(placed: Sequence[HostPlacement]) -> str:
     """Describe where devices train, as hosts x devices of each; empty for a single host.
 
-    >>> trains_where([Placed("h100-1", "H100", 8, 7, 1), Placed("h100-2", "H100", 8, 7, 0)])
+    >>> placed = (HostPlacement(name, "H100", 8, 7, 1) for name in ("h100-1", "h100-2"))
+    >>> trains_where(list(placed))
     '2 x 7'
     """
     numbers = Counter(each.trains for each in placed if each.trains)

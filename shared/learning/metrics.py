@@ -86,7 +86,7 @@ SCORER_METRICS: Mapping[str, Metric] = {
 
 def scorer_metric(metric: str, scorer: str) -> str:
     """
-    >>> of_scorer("reward_mean", "ocr")
+    >>> scorer_metric("reward_mean", "ocr")
     'reward_mean/ocr'
     """
     return f"{metric}/{scorer}"
@@ -95,7 +95,7 @@ def scorer_metric(metric: str, scorer: str) -> str:
 def split_metric(name: str) -> tuple[str, str]:
     """The inverse: (metric, scorer), with an empty scorer for a metric without one.
 
-    >>> scorer_of("reward_mean/ocr"), scorer_of("loss")
+    >>> split_metric("reward_mean/ocr"), split_metric("loss")
     (('reward_mean', 'ocr'), ('loss', ''))
     """
     metric, _, scorer = name.partition("/")

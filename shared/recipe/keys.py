@@ -68,8 +68,9 @@ def find_key(recipe: type[BaseModel], name: str) -> tuple[tuple[str, ...], Key] 
     """Return where a key's value is, and the key; None if ``name`` names none. Dashes may stand
     for underscores.
 
-    >>> path_of(Recipe, "reward.scorers.ocr.key-env")[0]
-    ("reward", "scorers", "ocr", "key_env")
+    >>> from shared.recipe.recipe import Recipe
+    >>> find_key(Recipe, "reward.scorers.mine.remote.key-env")[0]
+    ('reward', 'scorers', 'mine', 'remote', 'key_env')
     """
     given = name.split(".")
     for key in recipe_keys(recipe).values():

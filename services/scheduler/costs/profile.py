@@ -188,7 +188,7 @@ class ProfileFile(_Costs):
     variants: Annotated[dict[VariantName, Variant], Field(min_length=1)]
 
     def trained(self, variant: Variant) -> Profile:
-        """Return the costs with those of one way of training."""
+        """Return the costs of the model, trained in one of the ways."""
         plain: dict[str, Any] = {field: getattr(self, field) for field in _Costs.model_fields}
         return Profile(**plain, variant=variant)
 

@@ -106,11 +106,12 @@ class NetworkWork(Record):
 def forward_tflop(work: NetworkWork, size: SampleSize) -> float:
     """Return the operations of one row's forward pass, in 1e12.
 
-    >>> flux = Work(height=720, width=720, frames=1, text_tokens=512, clip_tokens=0,
+    >>> flux = NetworkWork(height=720, width=720, frames=1, text_tokens=512, clip_tokens=0,
     ...     pads_text=True, pixels_per_token=16, frames_per_latent=1,
     ...     token_gflop=12.91, text_token_gflop=12.91,
     ...     pair_flop=700416, cross_flop=1400832, text_pair_flop=700416)
-    >>> round(forward_tflop(flux, Size(height=512, width=512, frames=1, text_tokens=512)), 1)
+    >>> size = SampleSize(height=512, width=512, frames=1, text_tokens=512)
+    >>> round(forward_tflop(flux, size), 1)
     21.5
     """
     return _products(work, size) + _attention(work, size)

@@ -88,7 +88,7 @@ def piece_sizes(size: int) -> list[int]:
     """Returns powers of two, and a rest, that add up to a size: torch rounds each piece of pinned
     memory up to a power of two.
 
-    >>> [size // MIN_PIECE for size in piece_sizes(72 * MIN_PIECE)]
+    >>> [size // MIN_PIECE_BYTES for size in piece_sizes(72 * MIN_PIECE_BYTES)]
     [64, 8]
     >>> piece_sizes(0)
     []
