@@ -1,5 +1,6 @@
-"""What readers of the HTTP API cost a run: an emulated cluster while its page's process is read 50
-times a second, and while the same is asked of a process that answers constants.
+"""What readers of the page and of its HTTP API cost a run: an emulated cluster while its page's
+process is read 50 times a second and 50 readers follow its events, and while the same is asked of a
+process that answers constants.
 
     python -m bench reads
 
@@ -35,8 +36,10 @@ from shared.errors import Unavailable
 PER_SECOND = 50
 PATHS = (
     "/v1/run", "/v1/load", "/v1/workers", "/v1/batches", "/v1/versions", "/v1/tag", "/v1/curves",
-    "/v1/storage", "/v1/dead-letters", "/livez",
+    "/v1/storage", "/v1/dead-letters", "/livez", "/?part=", "/samples", "/?part=",
 )  # fmt: skip
+EVENTS = "/v1/events"
+NO_LIMIT = httpx.Limits(max_connections=None)
 CONSTANT: dict[str, object] = {"items": list(range(1000)), "next": None}
 STARTS_S = 60.0
 STOPS_S = 10.0
@@ -203,7 +206,7 @@ async def read(port: int, token: str, reads: Reads) -> None:
     headers = {"authorization": f"Bearer {token}"}
     url = f"http://127.0.0.1:{port}"
     async with (
-        httpx.AsyncClient(headers=headers, timeout=STOPS_S) as client,
+        httpx.AsyncClient(headers=headers, timeout=STOPS_S, limits=NO_LIMIT) as client,
         asyncio.TaskGroup() as group,
     ):
 
@@ -214,6 +217,8 @@ async def read(port: int, token: str, reads: Reads) -> None:
                 status = 0
             reads.add(path, status, time.monotonic() - at)
 
+        for _ in range(PER_SECOND):
+            group.create_task(_follow(client, f"{url}{EVENTS}"))
         with contextlib.suppress(httpx.HTTPError):
             await client.get(f"{url}/livez")  # what the client itself loads is no answer's time
         began = time.monotonic()
@@ -221,6 +226,14 @@ async def read(port: int, token: str, reads: Reads) -> None:
             at = began + number / PER_SECOND
             await asyncio.sleep(max(0.0, at - time.monotonic()))
             group.create_task(ask(PATHS[number % len(PATHS)], at))
+
+
+async def _follow(client: httpx.AsyncClient, url: str) -> None:
+    """Follow the events, as an open page does; constants have none, and are left."""
+    with contextlib.suppress(httpx.HTTPError):
+        async with client.stream("GET", url, timeout=None) as answer:
+            async for _ in answer.aiter_lines():
+                pass
 
 
 def _reader(port: int, token: Path, out: Path) -> None:

@@ -23,7 +23,7 @@ from digenrl.api.models import (
     UnscoredGroup,
 )
 from digenrl.api.run_history import LOG_S, RunHistory
-from shared.caches import keep_newest
+from shared.caches import SharedResults, keep_newest
 from shared.errors import ContractError, DigenRLError, IntegrityError, UserError
 from shared.learning.prompts import PromptOrder
 from shared.messages.contracts import TrainGroup
@@ -42,6 +42,8 @@ Order = Literal["number", "worst", "best", "unscored"]
 only those that have none."""
 RECORDS = 32
 """Commit records that are kept in memory."""
+MAX_PICTURES = 32
+"""Pictures of samples that are kept in memory."""
 COUNTS_CACHE_S = 60.0
 DELETED = (
     f"deleted: media are kept of the {KEPT_BATCHES} newest committed batches, and of those after "
@@ -64,6 +66,9 @@ class CommittedBatches:
     """Keys of the previews of batches whose media are deleted."""
     _prompts: PromptOrder | None = None
     """None: not read yet, or this host does not have the file."""
+    _pictures: SharedResults[tuple[int, int, int], bytes | None] = field(
+        default_factory=lambda: SharedResults(MAX_PICTURES)
+    )
     _counted: StorageView | None = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -117,8 +122,13 @@ class CommittedBatches:
         samples, return the preview, PNG or JPEG.
 
         Raises:
-            Gone: if it was deleted, and has no preview.
+            MediaDeleted: if it was deleted, and has no preview.
         """
+        return await self._pictures.get(
+            (batch, group, sample), lambda: self._read_picture(batch, group, sample)
+        )
+
+    async def _read_picture(self, batch: int, group: int, sample: int) -> bytes | None:
         record = await self._record(batch)
         if record is None or not 0 <= group < len(record.trained):
             return None

@@ -1,8 +1,7 @@
-"""Runs commands of `digenrl` in processes of their own, after everything else on this host."""
+"""Runs commands of `digenrl` in processes of their own, as low in priority as the page."""
 
 import asyncio
 import contextlib
-import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 
@@ -47,7 +46,7 @@ async def run_command(
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "digenrl", *words, stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment,
-        preexec_fn=_after_all_else if sys.platform == "linux" else None,
+        preexec_fn=die_with_parent if sys.platform == "linux" else None,
     )  # fmt: skip
     try:
         async with asyncio.timeout(limit_s):
@@ -65,9 +64,3 @@ async def run_command(
         status = refusal if process.returncode == EXIT_REFUSED else 503
         raise HTTPException(status, reason.removeprefix("digenrl: ").removeprefix("--"))
     return output.decode()
-
-
-def _after_all_else() -> None:
-    """Ends this process with its parent, and gives other processes of the host precedence."""
-    die_with_parent()
-    os.nice(10)  # with 19, an export took 88 s instead of 6 beside three busy processes

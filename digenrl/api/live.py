@@ -41,6 +41,8 @@ class LiveRun:
     """Address of the scheduler's API; empty for a run that is looked at after its end."""
     client: httpx.AsyncClient
     _kept: dict[str, tuple[float, Response]] = field(default_factory=dict)
+    changes: int = 0
+    """Requests that changed something."""
     _asking: dict[str, "asyncio.Task[Response]"] = field(default_factory=dict)
     """Requests that have no answer yet."""
 
@@ -81,6 +83,7 @@ class LiveRun:
         try:
             return await self._ask("POST", path, **more)
         finally:
+            self.changes += 1
             self._kept.clear()
             self._asking.clear()
 

@@ -12,7 +12,7 @@ from digenrl.evaluation.best import Best, comparable, find_best
 from digenrl.evaluation.records import EvaluationRecord
 from digenrl.reading.facts import USAGE_BATCHES, StepFacts
 from services.scheduler.shell.api_letters import Letters, RunProgress
-from shared.caches import keep_newest
+from shared.caches import SharedResults, keep_newest
 from shared.errors import ContractError
 from shared.messages.contracts import ObjectRef
 from shared.recipe.recipe import Recipe
@@ -53,7 +53,7 @@ class RunHistory:
     _timelines: dict[int, Timeline] = field(default_factory=dict)
     prompted: dict[str, bytes] = field(default_factory=dict)
     """Pictures and videos of prompts of callers, by name."""
-    _small: dict[str, bytes] = field(default_factory=dict)
+    _small: SharedResults[str, bytes] = field(default_factory=lambda: SharedResults(MAX_SMALL))
     _shrinking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     log: Log = field(init=False)
     _letters: Letters = field(init=False)
@@ -161,12 +161,11 @@ class RunHistory:
         ref = self._media.get(name)
         if ref is None or max_side is None or not name.endswith(".png"):
             return None if ref is None else await self.store.get(ref)
-        if name not in self._small:
-            async with self._shrinking:
-                picture = await self.store.get(ref)
-                small = await asyncio.to_thread(shrink, picture, max_side)
-            keep_newest(self._small, name, small, MAX_SMALL)
-        return self._small[name]
+        return await self._small.get(name, lambda: self._reduce(ref, max_side))
+
+    async def _reduce(self, ref: ObjectRef, max_side: int) -> bytes:
+        async with self._shrinking:
+            return await asyncio.to_thread(shrink, await self.store.get(ref), max_side)
 
     async def timeline(self, batch: int) -> Timeline | None:
         """Return a committed batch's timeline; None if it is not stored, or damaged."""

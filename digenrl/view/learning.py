@@ -5,7 +5,7 @@ from fastapi.responses import HTMLResponse
 
 from digenrl.api.offline_routes import newest_versions
 from digenrl.evaluation.records import FIGURES
-from digenrl.view.pages import Pages
+from digenrl.view.pages import Pages, shared_route
 from shared.process.http_api import Before
 
 PER_PAGE = 50
@@ -13,7 +13,7 @@ PER_PAGE = 50
 
 
 def learning_pages(pages: Pages) -> APIRouter:
-    router, view = APIRouter(), pages.view
+    router, view = APIRouter(route_class=shared_route(pages.view)), pages.view
     history = view.history
 
     @router.get("/curves")

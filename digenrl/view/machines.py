@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from digenrl.api.run_history import LOG_S, RunHistory
 from digenrl.api.run_logs import LEVELS, Level, search_logs
 from digenrl.reading.wording import USE_WORDS, event_words
-from digenrl.view.pages import Pages
+from digenrl.view.pages import Pages, shared_route
 from services.scheduler.shell.api_models import TagView
 
 MAX_BATCHES = 100
@@ -26,7 +26,7 @@ Batches = Annotated[int, Query(ge=1, le=MAX_BATCHES, description="how many of th
 
 
 def machine_pages(pages: Pages) -> APIRouter:
-    router, view = APIRouter(), pages.view
+    router, view = APIRouter(route_class=shared_route(pages.view)), pages.view
 
     @router.get("/timeline")
     async def timeline(request: Request, batches: Batches = 4) -> HTMLResponse:

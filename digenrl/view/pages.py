@@ -1,13 +1,15 @@
 """Renders the pages of one run, below the address at which its process serves the run."""
 
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastapi import Request
+from fastapi import Request, Response
 from fastapi.responses import HTMLResponse
+from fastapi.routing import APIRoute
 from jinja2 import Environment
 
 from digenrl.api.live import LiveRun
@@ -15,6 +17,7 @@ from digenrl.api.run_history import RunHistory
 from digenrl.api.status import read_run
 from digenrl.view.navigation import GROUPS, address, group_of, title
 from services.scheduler.shell.api_models import RunView
+from shared.caches import SharedResults
 from shared.process.http_access import CALLER, Caller
 
 POLICY = (
@@ -27,6 +30,11 @@ BASE = "digenrl.base"
 WALL = "digenrl.wall"
 """Where a request's scope has the address of the page of all runs, if there is one."""
 
+RENDERED_S = 0.5
+"""Maximum age in seconds of a page that was rendered for another reader."""
+MAX_RENDERED = 32
+"""Rendered pages that are kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -38,6 +46,28 @@ class View:
     """Variables that locate the run's store, for a separate process."""
     folder: Path | None = None
     """The run's folder, if it is on this host."""
+
+
+def shared_route(view: View) -> type[APIRoute]:
+    """Return a class of routes that render a page once for all readers who see the same."""
+    rendered: SharedResults[tuple[object, ...], Response] = SharedResults(MAX_RENDERED)
+
+    class SharedRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
+
+            async def handle_once(request: Request) -> Response:
+                history, scope = view.history, request.scope
+                await history.look()
+                reader = scope.get(BASE), scope.get(WALL), is_operator(request)
+                state = history.version, len(history.evaluations), len(history.log.numbered)
+                now = view.live.changes, time.monotonic() // RENDERED_S
+                key = (request.url.path, request.url.query, *reader, *state, *now)
+                return await rendered.get(key, lambda: handle(request))
+
+            return handle_once
+
+    return SharedRoute
 
 
 @dataclass(frozen=True, slots=True)

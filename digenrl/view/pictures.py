@@ -10,7 +10,7 @@ from digenrl.api.offline_routes import newest_versions
 from digenrl.api.sample_now import SampleNow, SampleRequest
 from digenrl.view.figures import sample_of
 from digenrl.view.gallery import Sort, gallery_of, picture_ratio
-from digenrl.view.pages import Pages
+from digenrl.view.pages import Pages, shared_route
 from shared.limits import MAX_TEXT
 from shared.process.http_api import Before
 
@@ -25,11 +25,10 @@ OneStep = Annotated[int, Query(ge=1, lt=2**31)]
 Place = Annotated[int, Query(ge=0, lt=2**31)]
 
 
-def picture_pages(pages: Pages, sampling: SampleNow) -> APIRouter:
-    router, history = APIRouter(), pages.view.history
+def picture_pages(pages: Pages) -> APIRouter:
+    router, history = APIRouter(route_class=shared_route(pages.view)), pages.view.history
     past = CommittedBatches(history)
     _add_gallery(router, pages)
-    _add_try(router, pages, sampling)
 
     @router.get("/batches")
     async def batches(
@@ -76,8 +75,8 @@ def _add_gallery(router: APIRouter, pages: Pages) -> None:
         )  # fmt: skip
 
 
-def _add_try(router: APIRouter, pages: Pages, sampling: SampleNow) -> None:
-    history = pages.view.history
+def sampling_pages(pages: Pages, sampling: SampleNow) -> APIRouter:
+    router, history = APIRouter(), pages.view.history
 
     @router.get("/try")
     async def try_prompt(
@@ -105,3 +104,5 @@ def _add_try(router: APIRouter, pages: Pages, sampling: SampleNow) -> None:
     async def sampling_now() -> JSONResponse:
         """Present stage of the request that samples a prompt."""
         return JSONResponse({"stage": sampling.stage})
+
+    return router

@@ -14,7 +14,7 @@ from digenrl.reading.facts import MAX_LETTERS
 from digenrl.reading.letters import reasons
 from digenrl.reading.wording import KINDS, QUEUES
 from digenrl.view.navigation import OVERVIEW
-from digenrl.view.pages import Pages
+from digenrl.view.pages import Pages, shared_route
 from services.scheduler.costs.profile import profile_names
 from shared.process.http_api import Before
 from shared.recipe.keys import recipe_keys
@@ -28,7 +28,7 @@ Stale = Literal["", "0", "1"]
 
 
 def run_pages(pages: Pages, what_if: WhatIf) -> APIRouter:
-    router, history = APIRouter(), pages.view.history
+    router, history = APIRouter(route_class=shared_route(pages.view)), pages.view.history
     _add_overview(router, pages)
     _add_plan(router, pages, what_if)
 

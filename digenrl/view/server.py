@@ -27,7 +27,7 @@ from digenrl.view.markup import templates
 from digenrl.view.navigation import PAGES as PAGES
 from digenrl.view.pages import Pages
 from digenrl.view.pages import View as View
-from digenrl.view.pictures import picture_pages
+from digenrl.view.pictures import picture_pages, sampling_pages
 from digenrl.view.run import run_pages
 from shared.process.http_access import Access, check_routes, sign_in
 from shared.process.service import Health, probes
@@ -43,7 +43,8 @@ def create_app(view: View, access: Access) -> FastAPI:
     pages, what_if = Pages(view, templates()), WhatIf(view.history)
     add_error_pages(app, pages.page)
     sampling = SampleNow(view.history, view.environment)
-    app.include_router(picture_pages(pages, sampling))
+    app.include_router(picture_pages(pages))
+    app.include_router(sampling_pages(pages, sampling))
     app.include_router(learning_pages(pages))
     app.include_router(machine_pages(pages))
     app.include_router(run_pages(pages, what_if))

@@ -31,7 +31,7 @@ def stored_run(
 
 async def _fill(run: Run, timelines: bool, gold: float, video: bytes) -> None:
     for version in VERSIONS:
-        await _evaluate(run, version, 0.5 + gold * version, video)
+        await evaluate(run, version, 0.5 + gold * version, video)
     for batch in range(4):
         uses = {"generating": 3.0, "waiting_for_trainer": 1.0}
         usage = {"batch": batch, "seconds": 4.0, "devices": dict.fromkeys(DEVICES, uses)}
@@ -46,7 +46,8 @@ async def _fill(run: Run, timelines: bool, gold: float, video: bytes) -> None:
     await append(run.store, RUN, failed)
 
 
-async def _evaluate(run: Run, version: int, gold: float, video: bytes) -> None:
+async def evaluate(run: Run, version: int, gold: float = 0.5, video: bytes = b"") -> None:
+    """Store an evaluation of six samples."""
     folder = Evaluations(run.store, RUN, "a" * 64)
     film = video and await run.store.put(folder.media_folder, video, suffix=".mp4")
     samples = []

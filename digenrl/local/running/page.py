@@ -8,7 +8,7 @@ from pathlib import Path
 from digenrl.api.live import LiveRun, client_of
 from digenrl.api.run_history import RunHistory
 from digenrl.local.connection import connect_client
-from digenrl.local.limits import PAGE_LINK_TIMEOUT_S
+from digenrl.local.limits import PAGE_LINK_TIMEOUT_S, PAGE_NICENESS
 from digenrl.local.running.fleet import FolderOfRuns
 from digenrl.local.running.home import create_home
 from digenrl.local.runs import Run, in_progress
@@ -44,6 +44,7 @@ def show(
     Raises:
         UserError: if there is no such run, or if the run is in progress and ``scheduler`` is empty.
     """
+    os.nice(PAGE_NICENESS)
     is_live = run is not None and not scheduler and in_progress(run.folder)
     if run is not None and is_live and (link := _link_to_live(run)) is not None:
         print(link)  # noqa: T201 -- a link to click

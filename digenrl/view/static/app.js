@@ -160,6 +160,22 @@ document.addEventListener("input", (event) => {
   if (event.target.id === "reveal") document.body.style.setProperty("--reveal", `${event.target.value}%`);
 });
 
+// A select that opens another page does so by the mouse at once, by keys with Enter or when the focus leaves it.
+let byKey = false, changed = null;
+function submitChanged(event) {
+  if (changed !== event.target) return;
+  [byKey, changed] = [false, null];
+  event.target.dispatchEvent(new Event("change", { bubbles: true }));
+}
+addEventListener("pointerdown", () => { byKey = false; }, true);
+addEventListener("keydown", (event) => { byKey = event.key !== "Enter"; if (!byKey) submitChanged(event); }, true);
+addEventListener("focusout", submitChanged, true);
+addEventListener("change", (event) => {
+  if (!byKey || !event.target.matches("[data-submits], #sides select")) return;
+  event.stopPropagation();
+  changed = event.target;
+}, true);
+
 // A select that is a form of its own; videos play while the pointer or the focus is on them.
 document.addEventListener("change", (event) => { if (event.target.matches("[data-submits]")) event.target.form.submit(); });
 for (const name of ["pointerenter", "focusin", "pointerleave", "focusout"]) {
@@ -177,8 +193,10 @@ async function tick() {
 // is in no feed, and without one everything is asked for every two seconds.
 let feed = null, ticked = 0, waiting = null;
 
+// The first event is shown at once, and those of the next two seconds together.
 function tickSoon() {
-  waiting ??= setTimeout(() => { waiting = null; ticked = Date.now(); tick(); }, SOON_MS);
+  const wait = Math.max(SOON_MS, ticked + EVERY_MS - Date.now());
+  waiting ??= setTimeout(() => { waiting = null; ticked = Date.now(); tick(); }, wait);
 }
 
 function listen() {
