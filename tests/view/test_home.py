@@ -127,6 +127,7 @@ async def test_a_run_without_a_folder_here_is_listed_as_well(
     own = runs.views["new"]
     text = client_of(FolderOfRuns(tmp_path, own), tokens, "viewer", own).get("/runs").text
     assert f'href="/runs/{RUN}/"' in text and "step 4 of 30" in text
+    assert "only the run that it was started for" in text
 
 
 async def test_the_runs_of_a_store_that_is_a_folder_are_listed_and_opened(
