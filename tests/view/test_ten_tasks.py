@@ -161,7 +161,7 @@ async def test_the_worst_picture_of_a_step_and_the_reason_are_found(keyboard: Ke
     await keyboard.type("1")
     async with keyboard.tab.page.expect_navigation():
         await keyboard.press("Enter")
-    await keyboard.sees("The samples that were made for step 1")
+    await keyboard.sees("which step 1 trained on")
     await keyboard.follow(".gallery a")
     await keyboard.sees("the step makes such samples less likely")
     await keyboard.sees("1 of 4 in its group")
