@@ -221,7 +221,7 @@ async def test_the_log_line_of_a_failure_is_found(keyboard: Keyboard) -> None:
 async def test_the_hours_of_devices_are_found(keyboard: Keyboard) -> None:
     await keyboard.follow(".card .name")
     await keyboard.follow(".groups a[href$='/workers']")
-    await keyboard.sees("2.50")
+    await keyboard.sees("machine-hours so far")
 
 
 async def test_a_prompt_of_one_s_own_is_sampled(keyboard: Keyboard) -> None:
