@@ -96,6 +96,6 @@ OPEN_RUN_IDLE_S = 60.0
 """The page closes a run without readers after this long: other commands may resume it."""
 PAGE_NICENESS = 10
 """CPU niceness of the page and its commands: a run on the same host has precedence. With 19, an
-export took 88 s instead of 6 beside three busy processes."""
+export took 88 s instead of 6 while three other processes were busy."""
 COPY_PROGRESS_S = 5.0
 """Seconds between two lines about the progress of `digenrl copy`."""
