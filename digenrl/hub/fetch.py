@@ -26,7 +26,6 @@ from shared.models.hub import INDEX, MAIN, WEIGHTS, files_in_part, needed_parts,
 from shared.models.memory import pieces, weight_names
 
 ShowLine = Callable[[str], None]
-BLOCK = 8 << 20
 PARTIAL = ".partial"
 """Suffix of a blob that was not fetched to its end."""
 GIT_DIGEST, LFS_DIGEST = 40, 64
@@ -186,9 +185,7 @@ def _is_whole(file: Path, etag: str) -> bool:
     else:
         return True  # a digest that only its server knows
     with file.open("rb") as stream:
-        while block := stream.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest() == etag
+        return hashlib.file_digest(stream, lambda: digest).hexdigest() == etag
 
 
 @contextmanager
