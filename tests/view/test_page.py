@@ -14,9 +14,11 @@ from fastapi.testclient import TestClient
 
 from digenrl.api.live import LiveRun
 from digenrl.api.run_history import RunHistory
+from digenrl.api.status import read_run
 from digenrl.evaluation.media import as_png
 from digenrl.evaluation.records import EvaluationRecord, Evaluations, KeptSample, Quality
 from digenrl.local.secrets.tokens import Tokens, load_tokens
+from digenrl.reading.reading import RunReading
 from digenrl.view.server import PAGES, View, create_app
 from shared.errors import Unavailable
 from shared.process.http_access import Access, TokenFile
@@ -347,3 +349,25 @@ def test_vendored_files_are_those_that_were_taken_over() -> None:
     assert {name for _, name in listed} == {each.name for each in static.glob("*.min.*")}
     for digest, name in listed:
         assert hashlib.sha256((static / name).read_bytes()).hexdigest() == digest, name
+
+
+async def test_readers_share_a_page_and_a_commit_is_seen_at_once(
+    tokens: Tokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("digenrl.api.run_history.POLL_S", 0.0)
+    monkeypatch.setattr("digenrl.view.pages.RENDERED_S", 60.0)
+    readings = []
+
+    async def counted(history: RunHistory, live: LiveRun) -> RunReading:
+        readings.append(await read_run(history, live))
+        return readings[-1]
+
+    monkeypatch.setattr("digenrl.view.pages.read_run", counted)
+    run = await asyncio.to_thread(filled, tmp_path)
+    view = View(RunHistory(run.store, RUN), LiveRun("", httpx.AsyncClient()))
+    transport = httpx.ASGITransport(create_app(view, Access(is_open=True)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        first = await asyncio.gather(*(client.get("/?part=") for _ in range(20)))
+        assert all("step 4 of" in each.text for each in first) and len(readings) == 1
+        await asyncio.to_thread(run.commit, 1)
+        assert "step 5 of" in (await client.get("/?part=")).text

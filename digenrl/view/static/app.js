@@ -164,6 +164,7 @@ document.addEventListener("input", (event) => {
 let byKey = false, changed = null;
 function submitChanged(event) {
   if (changed !== event.target) return;
+  event.preventDefault();
   [byKey, changed] = [false, null];
   event.target.dispatchEvent(new Event("change", { bubbles: true }));
 }
