@@ -61,7 +61,9 @@ class CommittedBatches:
     """Knows the groups and samples of a run's committed batches."""
 
     history: RunHistory
-    _records: dict[int, CommitRecord] = field(default_factory=dict)
+    _records: SharedResults[int, CommitRecord | None] = field(
+        default_factory=lambda: SharedResults(RECORDS)
+    )
     _previews: dict[int, frozenset[str]] = field(default_factory=dict)
     """Keys of the previews of batches whose media are deleted."""
     _prompts: PromptOrder | None = None
@@ -176,12 +178,10 @@ class CommittedBatches:
         )  # fmt: skip
 
     async def _record(self, batch: int) -> CommitRecord | None:
-        record = self._records.get(batch)
-        if record is None:
-            record = await read_commit(self.history.store, self.history.run, batch + 1)
-            if record is not None:
-                keep_newest(self._records, batch, record, RECORDS)
-        return record
+        history = self.history
+        return await self._records.get(
+            batch, lambda: read_commit(history.store, history.run, batch + 1)
+        )
 
     async def _left(self, record: CommitRecord) -> frozenset[str] | None:
         """Return the keys of the previews that are left of a batch; None if its media are there."""

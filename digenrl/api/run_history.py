@@ -12,7 +12,7 @@ from digenrl.evaluation.best import Best, comparable, find_best
 from digenrl.evaluation.records import EvaluationRecord
 from digenrl.reading.facts import USAGE_BATCHES, StepFacts
 from services.scheduler.shell.api_letters import Letters, RunProgress
-from shared.caches import SharedResults, keep_newest
+from shared.caches import SharedResults
 from shared.errors import ContractError
 from shared.messages.contracts import ObjectRef
 from shared.recipe.recipe import Recipe
@@ -50,7 +50,9 @@ class RunHistory:
     _chain: Chain | None = None
     _evaluated: dict[str, EvaluationRecord] = field(default_factory=dict)
     _media: dict[str, ObjectRef] = field(default_factory=dict)
-    _timelines: dict[int, Timeline] = field(default_factory=dict)
+    _timelines: SharedResults[int, Timeline | None] = field(
+        default_factory=lambda: SharedResults(TIMELINES)
+    )
     prompted: dict[str, bytes] = field(default_factory=dict)
     """Pictures and videos of prompts of callers, by name."""
     _small: SharedResults[str, bytes] = field(default_factory=lambda: SharedResults(MAX_SMALL))
@@ -169,15 +171,11 @@ class RunHistory:
 
     async def timeline(self, batch: int) -> Timeline | None:
         """Return a committed batch's timeline; None if it is not stored, or damaged."""
-        if batch not in self._timelines:
-            data = await self.store.read(timeline_key(self.run, batch))
-            if data is None:
-                return None
-            timeline = await asyncio.to_thread(Timeline.decode, data)
-            if timeline is None:
-                return None
-            keep_newest(self._timelines, batch, timeline, TIMELINES)
-        return self._timelines[batch]
+        return await self._timelines.get(batch, lambda: self._read_timeline(batch))
+
+    async def _read_timeline(self, batch: int) -> Timeline | None:
+        data = await self.store.read(timeline_key(self.run, batch))
+        return None if data is None else await asyncio.to_thread(Timeline.decode, data)
 
     async def letters(self) -> Letters:
         """Return all dead letters, as they are if the run is over; new ones are looked for every

@@ -183,12 +183,14 @@ def metric_columns(steps: Sequence[CommitSummary]) -> dict[str, list[float | Non
 def _samples(record: EvaluationRecord) -> list[ImageView]:
     return [
         ImageView(
-            prompt=each.prompt, right=each.right, media=_link(each.media), still=_link(each.still),
-            source=None if each.source is None else _link(each.source), scores=each.scores,
+            prompt=each.prompt, right=each.right, media=media_link(each.media),
+            still=media_link(each.still),
+            source=None if each.source is None else media_link(each.source), scores=each.scores,
         )
         for each in record.samples
     ]  # fmt: skip
 
 
-def _link(ref: ObjectRef) -> str:
+def media_link(ref: ObjectRef) -> str:
+    """Return the address of a picture or a video below the address of its run."""
     return f"/v1/media/{ref.key.rsplit('/', 1)[1]}"

@@ -14,7 +14,7 @@ from fastapi import APIRouter, HTTPException, Query
 from digenrl.api.commands import Turns, run_command
 from digenrl.api.models import PlanView
 from digenrl.api.run_history import RunHistory
-from shared.caches import keep_newest
+from shared.caches import SharedResults
 from shared.process.http_api import errors
 
 PLAN_S = 60.0
@@ -49,8 +49,9 @@ class WhatIf:
     """Plans for a run's recipe, one plan at a time."""
 
     history: RunHistory
-    _kept: dict[tuple[str, ...], PlanView] = field(default_factory=dict)
-    """Recipe and options -> plan."""
+    _plans: SharedResults[tuple[str, ...], PlanView] = field(
+        default_factory=lambda: SharedResults(MAX_KEPT_ANSWERS)
+    )
     _turns: Turns = field(default_factory=Turns)
 
     async def plan(self, **options: str | int | None) -> PlanView:
@@ -69,20 +70,17 @@ class WhatIf:
         given = {name: each for name, each in options.items() if each not in (None, "")}
         words = (f"--{name.replace('_', '-')}={each}" for name, each in given.items())
         question = (self.history.recipe.model_dump_json(), *words)
-        if question not in self._kept:
+        return await self._plans.get(question, lambda: self._made(*question))
+
+    async def _made(self, recipe: str, *options: str) -> PlanView:
+        """Return the plan that `digenrl plan` makes for a recipe in JSON."""
+        with tempfile.NamedTemporaryFile(prefix="digenrl-plan-", suffix=".json") as file:
+            file.write(recipe.encode())
+            file.flush()
+            words = ("plan", file.name, *options, "--json")
             async with self._turns.turn():
-                plan = self._kept.get(question) or await _made(*question)
-            keep_newest(self._kept, question, plan, MAX_KEPT_ANSWERS)
-        return self._kept[question]
-
-
-async def _made(recipe: str, *options: str) -> PlanView:
-    """Return the plan that `digenrl plan` makes for a recipe in JSON."""
-    with tempfile.NamedTemporaryFile(prefix="digenrl-plan-", suffix=".json") as file:
-        file.write(recipe.encode())
-        file.flush()
-        words = ("plan", file.name, *options, "--json")
-        return PlanView.model_validate_json(await run_command(*words, limit_s=PLAN_S, refusal=422))
+                plan = await run_command(*words, limit_s=PLAN_S, refusal=422)
+            return PlanView.model_validate_json(plan)
 
 
 def _check_size(*pools: str) -> None:

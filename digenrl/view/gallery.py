@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple
 
 from fastapi import HTTPException
 
+from digenrl.api.run_routes import media_link
 from digenrl.evaluation.records import REWARD, EvaluationRecord, KeptSample
-from shared.messages.contracts import ObjectRef
 from shared.recipe.recipe import Recipe
 
 MAX_TILES = 500
@@ -87,17 +87,13 @@ def _tile(number: int, sample: KeptSample, other: KeptSample, scorer: str) -> Ti
     is_video = sample.media != sample.still
     return Tile(
         number=number, prompt=sample.prompt, right=sample.right,
-        after=_address(sample.still), before=_address(other.still),
-        video=_address(sample.media) if is_video else None,
-        video_before=_address(other.media) if is_video else None,
-        source=None if sample.source is None else _address(sample.source),
+        after=media_link(sample.still), before=media_link(other.still),
+        video=media_link(sample.media) if is_video else None,
+        video_before=media_link(other.media) if is_video else None,
+        source=None if sample.source is None else media_link(sample.source),
         scores=sample.scores, scores_before=other.scores, score=score,
         change=None if score is None or old is None else score - old,
     )  # fmt: skip
-
-
-def _address(ref: ObjectRef) -> str:
-    return f"/v1/media/{ref.key.rsplit('/', 1)[1]}"
 
 
 def arranged(tiles: Sequence[Tile], prompt: str, sort: Sort) -> list[Tile]:

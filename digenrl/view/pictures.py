@@ -1,14 +1,16 @@
 """Serves the pages of pictures: samples of evaluations and of training."""
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from statistics import fmean, pstdev
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 
-from digenrl.api.batch_records import CommittedBatches, Order
+from digenrl.api.batch_records import CommittedBatches, Order, rank
+from digenrl.api.models import SampleHistory
 from digenrl.api.offline_routes import newest_versions
 from digenrl.api.sample_now import SampleNow, SampleRequest
-from digenrl.view.figures import sample_of
 from digenrl.view.gallery import Sort, gallery_of, picture_ratio
 from digenrl.view.pages import Pages, shared_route
 from shared.limits import MAX_TEXT
@@ -46,7 +48,7 @@ def picture_pages(pages: Pages) -> APIRouter:
     @router.get("/sample")
     async def sample(request: Request, step: OneStep, group: Place, number: Place) -> HTMLResponse:
         await history.look()
-        found = sample_of(await past.group_samples(step - 1, group), number)
+        found = _with_group(await past.group_samples(step - 1, group), number)
         if found is None:
             raise HTTPException(404, f"step {step} has no sample {number} of a group {group}")
         letters = await history.letters()
@@ -106,3 +108,20 @@ def sampling_pages(pages: Pages, sampling: SampleNow) -> APIRouter:
         return JSONResponse({"stage": sampling.stage})
 
     return router
+
+
+def _with_group(group: Sequence[SampleHistory], number: int) -> dict[str, Any] | None:
+    """Return a sample among the others of its group; None if the group has none of this number."""
+    if not 0 <= number < len(group):
+        return None
+    one, ranked = group[number], sorted(group, key=lambda each: rank(each.reward, worst=True))
+    rewards = [each.reward for each in group if each.reward is not None]
+    scores = {name: [each.scores.get(name) for each in group] for name in one.scores}
+    means = {
+        name: fmean(numbers) for name, every in scores.items()
+        if (numbers := [score for score in every if score is not None])
+    }  # fmt: skip
+    return {
+        "one": one, "ranked": ranked, "place": ranked.index(one) + 1, "score_means": means,
+        "mean": fmean(rewards) if rewards else None, "spread": pstdev(rewards) if rewards else None,
+    }  # fmt: skip
