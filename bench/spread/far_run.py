@@ -212,7 +212,7 @@ class Watch:
             if condition():
                 return
             ended = [n for n, each in self.lab.running.items() if each.poll()]
-            is_dead = ended or self.run.get("phase") == "failed"
+            is_dead = ended or self.is_over()
             if is_dead or time.monotonic() > deadline:
                 raise UserError(f"no {what}; ended: {ended}; {self.run} {self.workers}")
             time.sleep(LOOK_S)
