@@ -11,11 +11,13 @@ from typer.testing import CliRunner
 from digenrl.commands.cli import app
 from digenrl.local.brokers.deployment import BrokerAddresses, make_deployment
 from digenrl.local.brokers.embedded import Brokers, plan_brokers
+from digenrl.local.brokers.nats_config import server_config
 from digenrl.local.processes.ports import free_ports
 from digenrl.local.secrets.certificates import authority_in
 from digenrl.local.secrets.keys import Keys, keys_in
 from digenrl.local.secrets.tokens import Tokens
 from shared.bus.bus import Bus
+from shared.bus.connection import open_connection
 from shared.errors import UserError
 from shared.messages.rights import ROLES
 from shared.process.http_access import Access
@@ -115,6 +117,25 @@ async def test_a_service_answers_with_a_certificate_of_that_command(tmp_path: Pa
         done.set()
         await serving
     assert listener.url.startswith("https://")
+
+
+async def test_a_client_that_trusts_another_authority_is_refused_for_good(
+    tmp_path: Path, brokers: Brokers
+) -> None:
+    tls = authority_in(tmp_path / "ca").certificate(tmp_path / "tls", ["127.0.0.1"])
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    (config := tmp_path / "nats.conf").write_text(
+        server_config(tmp_path / "streams", listen=address, keys="secret", tls=tls)
+    )
+    server = program(brokers, "nats").argv[0]
+    running = await asyncio.create_subprocess_exec(server, "--config", str(config))
+    other = trusted_with(authority_in(tmp_path / "another").pem)
+    try:
+        with pytest.raises(UserError, match="has a certificate that DIGENRL_CA does not verify"):
+            await open_connection(f"tls://digenrl:secret@{address}", "host", other)
+    finally:
+        running.kill()
+        await running.wait()
 
 
 def test_a_certificate_for_no_name_is_refused(tmp_path: Path) -> None:
