@@ -164,7 +164,7 @@ def test_the_variable_names_the_folder_of_runs_for_each_command(
     (folder / "logs" / "trainer-0.log").write_text("hello\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DIGENRL_RUNS", "kept")
-    assert invoke("logs").output == invoke("logs", "mine").output == "trainer-0: hello\n"
+    assert invoke("logs").output == invoke("logs", "mine").output == "trainer-0 info: hello\n"
     assert len(WITH_RUNS) >= 28
 
 
