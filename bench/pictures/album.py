@@ -95,7 +95,7 @@ def write_docs(pages: Path, docs: Path) -> None:
 
     names = {path.name.partition(".")[0] for path in pages.glob("*.webp")}
     (docs / "pages").mkdir(parents=True, exist_ok=True)
-    for name in sorted(names & IN_FULL):
+    for name in sorted(each for each in IN_FULL if (pages / f"{each}.laptop-light.webp").is_file()):
         with Image.open(pages / f"{name}.laptop-light.webp") as picture:
             shown = picture.crop((0, 0, picture.width, min(picture.height, MAX_IN_FULL)))
             shown.save(docs / f"page-{name}.webp", quality=DOCS_QUALITY, method=6)
