@@ -11,7 +11,6 @@ With one-step asynchrony the next batch follows as soon as the current one has n
 """
 
 import heapq
-import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
@@ -172,7 +171,7 @@ class PooledAssigner:
         return self._device(place).has_room(self._draft.plan.queue_depth)
 
     def _free_at(self, place: int) -> float:
-        return self._queues.free_at(self._draft.state, self._device(place))
+        return self._queues.queue(self._draft.state, self._device(place)).free_at
 
     def _account_for_last(self) -> None:
         """Record that the device chosen last has its fragment."""
@@ -228,19 +227,26 @@ class PooledAssigner:
     def _takes_part(self, worker: WorkerState, now: Round) -> bool:
         """Whether ``worker`` would finish this fragment before the others finished everything."""
         state = self._draft.state
-        size = state.costs.whole_samples(now.size)
+        samples, size = self._size_for(worker, now)
         queue = self._queues.queue(state, worker)
         finish = queue.free_at + (queue.seconds + queue.after) * size
         rate = self._rate_of(now)
-        left = 0.999 * (self._samples - now.size) * size / now.size
+        left = 0.999 * (self._samples - samples) * size / samples
         if (finish - self._draft.now) * rate < left:
             return True  # even if the others had nothing else to do
         if now.schedule is None:
             self.num_scanned = self._num_taking_part(now.with_lent)
             devices = map(self._device, range(self.num_scanned))
             queues = [self._queues.queue(state, device) for device in devices]
-            now.schedule = ListSchedule(queues, size, math.ceil(self._samples / now.size))
+            sizes = [self._size_for(self._device(n), now) for n in range(self.num_scanned)]
+            now.schedule = ListSchedule(queues, sizes, self._samples)
         return now.schedule.has(worker.address)
+
+    def _size_for(self, worker: WorkerState, now: Round) -> tuple[int, float]:
+        """Samples of a device's fragment, and of a whole group that take as long."""
+        costs = self._draft.state.costs
+        samples = int(min(now.size, self._queues.queue(self._draft.state, worker).max_samples))
+        return samples, costs.whole_samples(samples)
 
     def _rate_of(self, now: Round) -> float:
         """Samples per second of all that take part, however much they are working on."""
@@ -258,11 +264,12 @@ class PooledAssigner:
         first = self.first[self._batch.index]
         groups = range(first, min(self._limit, len(self._batch.groups)))
         later = 0 if worker is None else self._groups_until(now, worker)
+        size = now.size if worker is None else self._size_for(worker, now)[0]
         if later:
             last = max(first, groups.stop - 1)
-            fragment = self._find(range(min(first + later, last), groups.stop), now.size)
-            return fragment or self._find(groups, now.size)
-        fragment = self._find(groups, now.size)
+            fragment = self._find(range(min(first + later, last), groups.stop), size)
+            return fragment or self._find(groups, size)
+        fragment = self._find(groups, size)
         if fragment is not None:
             self.first[self._batch.index] = fragment.group
         return fragment

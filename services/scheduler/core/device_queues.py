@@ -2,13 +2,14 @@
 
 import heapq
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from services.scheduler.core.fluid.fluid_state import FluidState
 from services.scheduler.core.fluid.links import VERSION_PARTS
 from services.scheduler.core.state import State, WorkerState
+from services.scheduler.core.unissued import fragment_sizes
 
 
 class DeviceQueue(NamedTuple):
@@ -21,6 +22,8 @@ class DeviceQueue(NamedTuple):
     address: str
     after: float = 0.0
     """The other one of the two, by which a fragment is there later."""
+    max_samples: float = math.inf
+    """Samples of a fragment beyond which its generation takes no longer than its way up."""
 
     @property
     def free_at(self) -> float:
@@ -78,6 +81,19 @@ def sample_seconds(state: State, worker: WorkerState) -> float:
     return state.costs.rollout_seconds(worker.address) or 1.0
 
 
+def kept_busy(state: State, workers: Iterable[WorkerState]) -> list[WorkerState]:
+    """Return as many of these devices as their lines keep busy: one that sends for four times as
+    long as it generates counts as a quarter."""
+    kept, share = list[WorkerState](), 0.0
+    for worker in workers:
+        up = state.costs.sample_up_seconds(worker.address)
+        share += min(1.0, sample_seconds(state, worker) / up) if up else 1.0
+        if share >= 0.5:
+            kept.append(worker)
+            share -= 1.0
+    return kept
+
+
 def weights_wait(state: State, worker: WorkerState, now: float) -> float:
     """Return the seconds until a device has the newest version; infinite if it has fetched none and
     nothing is known of its line, although the lines of others are."""
@@ -130,19 +146,33 @@ class DeviceQueues:
         cached = self._known.get(worker.address)
         if cached is None or cached[0] is not worker:
             each = self.seconds(state, worker)
-            up = state.costs.sample_up_seconds(worker.address)
+            up, most = self._way_up(state, worker, each)
             wait = weights_wait(state, worker, self.now)
             queue = forecast_queue(
                 state, _by_older_version(state, worker) if wait else worker, self.now,
                 max(each, up), self._whole,
             )  # fmt: skip
-            queue = queue._replace(after=min(each, up))
+            queue = queue._replace(after=min(each, up), max_samples=most)
+            if queue.after and worker.assigned and worker.assigned[0].since == worker.clock_from:
+                begun = queue.after * state.costs.whole_samples(worker.assigned[0].num_samples)
+                queue = queue._replace(free=[max(self.now, at - begun) for at in queue.free])
             if self.delay is not None and (delay := self.delay(worker)):
                 queue = queue._replace(free=[at + delay for at in queue.free])
             if wait:
                 queue = self._after_wait(state, worker, queue, self.now + wait)
             cached = self._known[worker.address] = worker, queue
         return cached[1]
+
+    def _way_up(self, state: State, worker: WorkerState, each: float) -> tuple[float, float]:
+        """Return a sample's seconds on the way up, as a share of a whole group's, and the smallest
+        fragment of which that takes longer than to generate it: a larger one gains nothing."""
+        costs = state.costs
+        up = costs.sample_up_seconds(worker.address)
+        for size in fragment_sizes(costs.group_size) if up > each else ():
+            seconds = up * size / costs.whole_samples(size)
+            if seconds >= each:
+                return seconds, size
+        return up, math.inf
 
     def _after_wait(
         self, state: State, worker: WorkerState, queue: DeviceQueue, begins: float
@@ -153,10 +183,6 @@ class DeviceQueues:
             size = state.costs.whole_samples(held.num_samples)
             heapq.heapreplace(free, free[0] + size * queue.seconds)
         return queue._replace(free=free)
-
-    def free_at(self, state: State, worker: WorkerState) -> float:
-        """When the device can begin another fragment."""
-        return self.queue(state, worker).free_at
 
     def seconds(self, state: State, worker: WorkerState) -> float:
         """The same as `sample_seconds`, which looks at all other devices for each unknown one."""
@@ -186,13 +212,15 @@ class ListSchedule:
     The schedule is computed only as far as it is needed.
     """
 
-    def __init__(self, queues: Sequence[DeviceQueue], size: float, num_fragments: int) -> None:
-        """``size``: samples of a whole group that take as long as a fragment."""
+    def __init__(
+        self, queues: Sequence[DeviceQueue], sizes: Sequence[tuple[int, float]], samples: int
+    ) -> None:
+        """``sizes``: samples of each queue's fragments, and of a whole group that take as long."""
         self._queues = queues
-        self._size = size
-        self._left = num_fragments
+        self._sizes = sizes
+        self._left = samples
         self._ends = [
-            (at + (queue.seconds + queue.after) * size, n)
+            (at + (queue.seconds + queue.after) * sizes[n][1], n)
             for n, queue in enumerate(queues)
             for at in queue.free
         ]
@@ -201,12 +229,12 @@ class ListSchedule:
 
     def has(self, address: str) -> bool:
         """Whether a fragment goes to this device."""
-        while self._left and not self._shares.get(address):
-            self._left -= 1
+        while self._left > 0 and not self._shares.get(address):
             end, place = self._ends[0]
-            queue = self._queues[place]
+            queue, (samples, whole) = self._queues[place], self._sizes[place]
+            self._left -= samples
             self._shares[queue.address] = self._shares.get(queue.address, 0) + 1
-            heapq.heapreplace(self._ends, (end + queue.seconds * self._size, place))
+            heapq.heapreplace(self._ends, (end + queue.seconds * whole, place))
         return self._shares.get(address, 0) > 0
 
     def take(self, address: str) -> None:

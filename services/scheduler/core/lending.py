@@ -12,7 +12,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from services.scheduler import limits
-from services.scheduler.core.device_queues import DeviceQueues, forecast_queue, sample_seconds
+from services.scheduler.core.device_queues import (
+    DeviceQueues,
+    forecast_queue,
+    kept_busy,
+    sample_seconds,
+)
 from services.scheduler.core.fluid.fluid_state import FluidState
 from services.scheduler.core.fluid.members import updates_replace_version
 from services.scheduler.core.fluid.pieces import trainable
@@ -86,7 +91,7 @@ def tag_inputs(
 ) -> TagInputs:
     """Return the current batch as the model sees it, in fragments of its size or of another. A size
     is chosen as if no device waited for the version: large fragments would seem too quick."""
-    rollout = [each for each in state.only_generate if each.version != -1]  # -1: it has read none
+    rollout = kept_busy(state, (w for w in state.only_generate if w.version != -1))  # -1: none read
     waits = size is None
     trainer_queues = sum(member.lent_concurrency for member in members)
     if size is None:

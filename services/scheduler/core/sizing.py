@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from services.scheduler.core.device_queues import sample_seconds
+from services.scheduler.core.device_queues import kept_busy, sample_seconds
 from services.scheduler.core.fluid.modes import has_loans
 from services.scheduler.core.lending import lendable, tag_inputs
 from services.scheduler.core.state import Plan, Sizing, State, WorkerState
@@ -85,7 +85,7 @@ def situation(plan: Plan, state: State, size: int) -> Situation:
 def _forecast_members(plan: Plan, state: State, members: list[WorkerState], size: int) -> Situation:
     """Return the same where no member is lent: members generate and then train, or only train."""
     costs, samples = state.costs, state.costs.whole_samples(size)
-    rollout = state.only_generate
+    rollout = kept_busy(state, state.only_generate)
     members = sorted(members, key=lambda each: not each.concurrency)  # those last that only train
     gradient = [costs.gradient_seconds(w.address) or 1.0 for w in members]
     members = [each for each in members if each.concurrency]

@@ -98,6 +98,16 @@ def test_a_planted_cause_is_caught(cause: str, monkeypatch: pytest.MonkeyPatch) 
         test()
 
 
+async def test_hosts_of_a_site_that_each_read_from_the_store_are_caught(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Peer, "is_source", lambda *_: False)
+    with pytest.raises(AssertionError):
+        await test_relay.test_one_host_of_each_site_reads_from_the_store(
+            Counting(tmp_path / "objects"), tmp_path
+        )
+
+
 @pytest.mark.slow
 def test_a_slow_source_that_is_never_left_is_caught(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
