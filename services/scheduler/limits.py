@@ -17,7 +17,8 @@ MAX_KEPT_DECISIONS = 64
 STEP_WAIT_S = 0.5
 """Members that have stepped wait this long for the others, then continue without them."""
 MAX_REPORT_DELAY_S = 3.0
-"""A member that reports an older version for this long has gone back to it."""
+"""A member that reports an older version for this long has gone back to it. For this long after a
+restart of the scheduler, a device without the newest version gets no fragments."""
 MIN_EXCHANGE_S = 60.0
 """No exchange is given up earlier: members meet and form the total in this time."""
 LAST_REPORT_S = 5.0

@@ -11,10 +11,16 @@ With one-step asynchrony the next batch follows as soon as the current one has n
 """
 
 import heapq
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
-from services.scheduler.core.device_queues import DeviceQueues, ListSchedule, weights_wait
+from services.scheduler.core.device_queues import (
+    DeviceQueues,
+    ListSchedule,
+    have_reported,
+    weights_wait,
+)
 from services.scheduler.core.draft import StateDraft
 from services.scheduler.core.fluid.members import weights_to_fetch
 from services.scheduler.core.state import AssignedFragment, BatchState, Plan, State, WorkerState
@@ -229,6 +235,8 @@ class PooledAssigner:
         state = self._draft.state
         samples, size = self._size_for(worker, now)
         queue = self._queues.queue(state, worker)
+        if math.isinf(queue.free_at) and not have_reported(state, self._draft.now):
+            return False  # others may have the version
         finish = queue.free_at + (queue.seconds + queue.after) * size
         rate = self._rate_of(now)
         left = 0.999 * (self._samples - samples) * size / samples

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from services.scheduler import limits
 from services.scheduler.core.fluid.fluid_state import FluidState
 from services.scheduler.core.fluid.links import VERSION_PARTS
 from services.scheduler.core.state import State, WorkerState
@@ -94,13 +95,23 @@ def kept_busy(state: State, workers: Iterable[WorkerState]) -> list[WorkerState]
     return kept
 
 
+def have_reported(state: State, now: float) -> bool:
+    """Return whether all workers have had time to report after a restart of the scheduler."""
+    return now >= state.recovered_at + limits.MAX_REPORT_DELAY_S
+
+
 def weights_wait(state: State, worker: WorkerState, now: float) -> float:
-    """Return the seconds until a device has the newest version; infinite if it has fetched none and
-    nothing is known of its line, although the lines of others are."""
+    """Return the seconds until a device has the newest version; infinite if neither its line nor
+    its work is known, although the lines of others are, and while others may still report after a
+    restart of the scheduler."""
     policy, fluid, costs = state.policy, state.fluid, state.costs
-    if policy is None or fluid is None or state.batch is None:
-        return 0.0
     version, is_member = worker.version, worker.service == "member"
+    if policy is None or state.batch is None:
+        return 0.0
+    if fluid is None:  # no member has reported yet, or there are none
+        return (
+            math.inf if is_member and policy.version > 0 and not have_reported(state, now) else 0.0
+        )
     if is_member:
         held = fluid.holds.get(worker.address)
         version = -1 if held is None else held.version
@@ -108,8 +119,10 @@ def weights_wait(state: State, worker: WorkerState, now: float) -> float:
         return 0.0
     seconds = costs.version_seconds(worker.address, version_bytes(fluid, worker))
     if seconds is None:
-        is_new = policy.version > 0 and (is_member or version < 0)
-        return math.inf if is_new and (costs.up or costs.down) else 0.0
+        is_new = is_member or version < 0 or worker.address not in costs.rollout
+        return math.inf if is_new and policy.version > 0 and (costs.up or costs.down) else 0.0
+    if not have_reported(state, now):
+        return math.inf
     begins = state.batch.opened_at if policy.version <= fluid.batch else now
     return max(begins + seconds - now, 0.0)
 

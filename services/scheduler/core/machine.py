@@ -149,8 +149,8 @@ def _goal_reached(_plan: Plan, state: State, event: GoalReached, _now: float) ->
     return replace(state, goal_reached_by=event.version)
 
 
-def _recovered(plan: Plan, state: State, _event: RecoveryDone, _now: float) -> State:
-    return fragments.drop_stale_groups(plan, replace(state, recovering=False))
+def _recovered(plan: Plan, state: State, _event: RecoveryDone, now: float) -> State:
+    return fragments.drop_stale_groups(plan, replace(state, recovering=False, recovered_at=now))
 
 
 def _set_phase(_plan: Plan, state: State, event: OperatorRequest, _now: float) -> State:

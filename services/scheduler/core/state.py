@@ -1,5 +1,6 @@
 """Holds what the scheduler knows: immutable, and rebuilt from commit records and streams."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -242,6 +243,8 @@ class State:
     """When the last group of the current batch was trained."""
     ticked_at: float = 0.0
     """When the last tick came."""
+    recovered_at: float = -math.inf
+    """When all stored messages had been read; the workers of before report after that."""
     pause: int = 0
     """Events that pass before devices are looked at again for the end of a batch; see `assign`."""
     pause_at_failure: bool = False

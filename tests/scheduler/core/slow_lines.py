@@ -111,14 +111,18 @@ class SlowLines:
 
     def _restart(self, version: int) -> None:
         """Have another scheduler read what is issued; workers join it with all that they have
-        transferred."""
+        transferred, the one with the slowest line before the others."""
         self.state = State(recovering=True)
         self._announce(version)
         self._give(*(each for each in self.issued if each.fragment.batch == version))
         self._give(RecoveryDone())
+        slowest = min(self.members.values(), key=lambda each: each.mbits)
         for member in self.members.values():
-            self.measure(member, up=1.0, down=1.0)
-            self._join(member)
+            self._after(2.0 * (member is not slowest), partial(self._join_again, member))
+
+    def _join_again(self, member: Member) -> None:
+        self.measure(member, up=1.0, down=1.0)
+        self._join(member)
 
     def seconds_per_batch(self) -> list[float]:
         return [after - before for before, after in itertools.pairwise(self.opened.values())]

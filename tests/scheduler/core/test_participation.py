@@ -1,6 +1,7 @@
 """Devices behind slow lines decline the work that would make batches longer, and say why."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.scheduler.core import participation
-from services.scheduler.core.state import State
+from services.scheduler.core.device_queues import weights_wait
+from services.scheduler.core.state import BatchState, State
 from services.scheduler.core.tag.estimates import Costs
 from tests import examples
 from tests.scheduler.core.slow_lines import NEAR_MBIT, Member, SlowLines
@@ -72,19 +74,24 @@ def simulated(
     return run
 
 
+def batch_seconds(run: SlowLines) -> list[float]:
+    """Seconds of each batch but the first. With one-step asynchrony a batch is generated during the
+    batch before, so the mean of two counts."""
+    seconds = run.seconds_per_batch()[1:]
+    if run.plan.early_groups:
+        return [(first + second) / 2 for first, second in itertools.pairwise(seconds)]
+    return seconds
+
+
 @cache
 def usual_seconds(model: Model, near: int, **schedule: Any) -> float:
     """Seconds of a batch without far devices."""
-    return max(simulated(model, near, 0, NEAR_MBIT, **schedule).seconds_per_batch()[1:])
+    return max(batch_seconds(simulated(model, near, 0, NEAR_MBIT, **schedule)))
 
 
 def slowdowns(run: SlowLines, usual: float) -> list[float]:
-    """Seconds of each batch but the first, over the usual ones. With one-step asynchrony a batch is
-    generated during the batch before, so the mean of two counts."""
-    seconds = run.seconds_per_batch()[1:]
-    if run.plan.early_groups:
-        seconds = [(first + second) / 2 for first, second in itertools.pairwise(seconds)]
-    return [each / usual for each in seconds]
+    """Seconds of each batch but the first, over the usual ones."""
+    return [each / usual for each in batch_seconds(run)]
 
 
 def reasons(state: State) -> set[tuple[str, str]]:
@@ -152,7 +159,8 @@ def test_from_the_third_batch_after_a_change_of_a_line_far_devices_make_none_slo
 
 
 def test_a_restarted_scheduler_knows_lines_before_it_gives_work() -> None:
-    """Workers report all that they have transferred; nobody reports what their work takes."""
+    """Workers report all that they have transferred; nobody reports what their work takes. The one
+    with the slow line reports two seconds before the others."""
     run = simulated(FLUX, 8, 1, 10, restarts_at=2)
     assert max(slowdowns(run, usual_seconds(FLUX, 8))) < 1.02
     assert run.state.workers["far-0-a"].declines == (
@@ -201,6 +209,19 @@ def test_schedules_start_when_weights_are_there() -> None:
     pool: dict[str, Any] = {"mode": "disaggregated", "tag": 0}
     run = simulated(FLUX, 2, 8, 30, service="rollout", **pool)
     assert max(slowdowns(run, usual_seconds(FLUX, 2, **pool))) < 0.87
+
+
+def test_a_device_of_which_nothing_is_known_is_waited_for_by_nobody() -> None:
+    """A new device has fetched a version that is no longer the newest; its rate comes later."""
+    run = simulated(FLUX, 2, 1, 100, service="rollout", mode="disaggregated", tag=0, batches=2)
+    state, policy = run.state, examples.policy(1)
+    batch = BatchState(index=1, groups=(), opened_at=1000.0)
+    newcomer = replace(state.workers["far-0-a"], address="new-a", name="new", version=0)
+    state = replace(state, policy=policy, batches=(batch,))
+    assert weights_wait(state, newcomer, batch.opened_at) == math.inf
+    assert weights_wait(state, replace(newcomer, version=1), batch.opened_at) == 0
+    measured = replace(state, costs=state.costs.observe_link("new-a", None, 8e-8))
+    assert weights_wait(measured, newcomer, batch.opened_at) == pytest.approx(33.4, rel=0.01)
 
 
 @given(st.lists(st.floats(0.9, 1.1), min_size=5, max_size=5), st.floats(1, 1000))

@@ -223,6 +223,16 @@ def test_a_part_that_starves_is_sent_again_alone(
     asyncio.run(there_and_back())
 
 
+@pytest.mark.broker
+@pytest.mark.slow
+def test_a_starving_part_that_ends_the_whole_transfer_is_caught(
+    s3_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket, "MAX_PART_RETRY_TIME", timedelta(0))
+    with pytest.raises(Unavailable):
+        test_a_part_that_starves_is_sent_again_alone(s3_store, monkeypatch, [2])
+
+
 async def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket, "MAX_SILENCE", timedelta(seconds=0.3))
     monkeypatch.setattr(bucket, "MAX_RETRY_TIME", timedelta(seconds=0.3))

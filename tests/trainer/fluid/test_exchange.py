@@ -17,7 +17,7 @@ from services.trainer.fluid.exchange import (
     MemberRound,
     Sum,
 )
-from services.trainer.fluid.group_exchange import GroupExchange
+from services.trainer.fluid.group_exchange import GroupExchange, Membership
 from services.trainer.fluid.store_exchange import StoreExchange, SumObjects
 from services.trainer.fluid.sums import SumLayout, Term, in_order, pack_sum, unpack_sum
 from shared.diffusion.training.tally import Tally
@@ -193,6 +193,17 @@ async def test_whoever_has_not_come_is_named_whomever_one_waits_for(
     for each in ended:
         assert isinstance(each, ExchangeIncomplete)
         assert each.missing == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", ["group"], indirect=True)
+async def test_a_process_group_that_names_nobody_is_caught(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nobody = property(lambda _: (), lambda _, names: None)
+    monkeypatch.setattr(Membership, "absent", nobody)
+    with pytest.raises(AssertionError):
+        await test_whoever_has_not_come_is_named_whomever_one_waits_for(make, ("a",))
 
 
 async def test_a_committer_that_takes_too_long_is_named_by_those_whose_sums_are_there(
