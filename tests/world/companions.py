@@ -168,7 +168,7 @@ def companions_installed(open_store: OpenStore, *, poll_s: float = 2.0) -> Itera
         "digenrl.evaluation.process.open_store": open_store,
         "digenrl.evaluation.process.prepare_libraries": lambda *_, **__: None,
         "digenrl.local.running.alarms.shutil": room,
-        "digenrl.local.up.WATCH_POLL_S": poll_s,
+        "digenrl.local.limits.WATCH_POLL_S": poll_s,
         "digenrl.commands.status.POLL_S": poll_s,
         "services.scheduler.shell.service.create_app": create_scheduler_app,
         "services.scheduler.shell.service.standby_app": create_standby_app,
