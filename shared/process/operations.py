@@ -75,7 +75,6 @@ OPERATIONS: Mapping[str, RequiredRole] = {
     "GET /recipe": "viewer",
     "GET /letters": "viewer",
     "GET /plan": "viewer",
-    "GET /data/steps": "viewer",
     "GET /data/sampling": "viewer",
     "GET /data/timeline": "viewer",
     "GET /static/{name}": "viewer",
