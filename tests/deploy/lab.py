@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,6 +120,7 @@ def lab(
     image, empty = ROOT / "tests/deploy/lab.Dockerfile", ROOT / "deploy/empty"
     docker("build", "-q", "--network=host", "-t", IMAGE, "-f", str(image), str(empty))
     names = tuple(roles)
+    _remove(names)  # what a killed run has left
     try:
         docker("network", "create", NETWORK, "--subnet", f"{SUBNET}.0/24")
         _write(folder, roles, "lab.toml" if recipe else "digits.toml")
@@ -131,10 +132,14 @@ def lab(
         )  # fmt: skip
         yield Lab(folder, names)
     finally:
-        with suppress(AssertionError):
-            docker("rm", "--force", *(f"lab-{name}" for name in names))
-        with suppress(AssertionError):
-            docker("network", "rm", NETWORK)
+        _remove(names)
+
+
+def _remove(names: Sequence[str]) -> None:
+    with suppress(AssertionError):
+        docker("rm", "--force", *(f"lab-{name}" for name in names))
+    with suppress(AssertionError):
+        docker("network", "rm", NETWORK)
 
 
 def _start(folder: Path, name: str, address: str, lingering: bool) -> None:
