@@ -57,7 +57,9 @@ def check_running_containers() -> None:
     secrets = {
         line
         for each in containers
-        for line in docker("exec", each, "sh", "-c", "cat /run/keys/secret || true").splitlines()
+        for line in docker(
+            "exec", each, "sh", "-c", "cat /run/keys/secret /keys/*/secret 2>/dev/null || true"
+        ).splitlines()
         if line
     }
     assert len(containers) > 6 and len(secrets) > 3
@@ -138,3 +140,35 @@ def test_the_files_for_a_desk_reserve_all_gpus_for_one_container(needs_docker: N
     files = [word for word in start if word == "-f" or word.endswith(".yml")]
     services = json.loads(compose(*files, "config", "--format", "json"))["services"]
     assert [name for name, each in services.items() if "deploy" in each] == ["host"]
+
+
+NO_GPU = "services: { host: { deploy: !reset null } }\n"
+"""Lets an engine without NVIDIA's toolkit start the files for a desk."""
+
+
+@pytest.mark.run
+@pytest.mark.timeout(1800)
+def test_the_commands_for_a_desk_train_in_one_container_of_workers(
+    builds: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "no-gpu.yml").write_text(NO_GPU)
+    port, page = free_ports(2)
+    settings = {"RECIPE": "recipes/digits.toml", "STEPS": "2", "PORT": port, "PAGE_PORT": page}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"DIGENRL_{name}", str(value))
+    start, link, end = (
+        [*words[:4], "-f", str(tmp_path / "no-gpu.yml"), *words[4:]] for words in desk_commands()
+    )
+    try:
+        compose(*start)
+        check_running_containers()
+        asyncio.run(open_page(compose(*link).strip()))
+        token = compose("run", "--rm", "keys", "token").strip()
+        headers = {"authorization": f"Bearer {token}"}
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers) as api:
+            wait_until(lambda: bool(api.get("/v1/run").json()["phase"] == "finished"))
+            workers = api.get("/v1/workers").json()
+        assert {each["service"] for each in workers} == {"rollout", "trainer", "reward"}
+    finally:
+        compose(*end, "--volumes")
+    assert what_is_left() == ""
