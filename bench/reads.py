@@ -1,6 +1,7 @@
-"""What readers of the page and of its HTTP API cost a run: an emulated cluster while its page's
-process is read 50 times a second and 50 readers follow its events, and while the same is asked of a
-process that answers constants.
+"""Measures what readers of the page and of its HTTP API cost a run.
+
+The run is an emulated cluster. Its page's process serves 50 requests a second and 50 readers of
+events. In the control arm a process that returns constants serves the same requests.
 
     python -m bench reads
 

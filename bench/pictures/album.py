@@ -1,4 +1,4 @@
-"""Takes pictures of pages in Chromium, and joins those of a page for the docs."""
+"""Photographs pages in Chromium, and joins the pictures of each page for the docs."""
 
 import asyncio
 import io

@@ -23,7 +23,7 @@ class Shot:
     waits_for: str = ""
     """Selector of what the last click makes."""
     is_whole: bool = True
-    """Whether the picture has all of the page, not only what a window shows."""
+    """Whether the picture shows the page to its end, below the window as well."""
 
 
 def still_shots() -> list[Shot]:

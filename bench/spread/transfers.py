@@ -32,7 +32,7 @@ PATIENCE_S = 600.0
 HEADER_BYTES = 66
 """Ethernet, IP and TCP, with time stamps."""
 FRAME_BYTES = 1448
-"""Of a frame that is full, without its headers."""
+"""Payload of a full frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class Transfer:
     on_line: int
     """Bytes that the host's device counted in this direction, without the headers of frames."""
     resent: int
-    """Of these, about the bytes that TCP sent again; a full queue drops them before the line."""
+    """Estimated bytes of `on_line` that TCP sent again, as a full queue drops frames."""
     rate: float
     """Estimated bytes per second, by the worker's newest transfers."""
 
     def factor(self, line: FarLine) -> float:
-        """Return the ratio of the measured seconds to those of the bytes at the full rate."""
+        """Return the measured seconds over the seconds of the bytes alone at the line's rate."""
         return self.seconds * line.mbits * 1e6 / 8 / self.num_bytes
 
 

@@ -42,7 +42,7 @@ Order = Literal["number", "worst", "best", "unscored"]
 only those that have none."""
 RECORDS = 32
 """Commit records that are kept in memory."""
-MAX_PICTURES = 32
+MAX_KEPT_PICTURES = 32
 """Pictures of samples that are kept in memory."""
 COUNTS_CACHE_S = 60.0
 DELETED = (
@@ -69,7 +69,7 @@ class CommittedBatches:
     _prompts: PromptOrder | None = None
     """None: not read yet, or this host does not have the file."""
     _pictures: SharedResults[tuple[int, int, int], bytes | None] = field(
-        default_factory=lambda: SharedResults(MAX_PICTURES)
+        default_factory=lambda: SharedResults(MAX_KEPT_PICTURES)
     )
     _counted: StorageView | None = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)

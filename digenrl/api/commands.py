@@ -11,7 +11,7 @@ from shared.process.linux import die_with_parent
 
 EXIT_REFUSED = 2
 """Exit status of a command whose options do not fit."""
-MAX_WAITING = 4
+MAX_WAITING_REQUESTS = 4
 """Requests that may wait for the one in work; a further one is refused."""
 
 
@@ -24,8 +24,10 @@ class Turns:
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """Wait until no other request is in work; raises HTTPException if too many wait."""
-        if self._num_waiting > MAX_WAITING:
-            raise HTTPException(503, f"{MAX_WAITING} requests wait already; try again later")
+        if self._num_waiting > MAX_WAITING_REQUESTS:
+            raise HTTPException(
+                503, f"{MAX_WAITING_REQUESTS} requests wait already; try again later"
+            )
         self._num_waiting += 1
         try:
             async with self._lock:

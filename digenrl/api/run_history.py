@@ -30,7 +30,7 @@ POLL_S = 1.0
 LOG_S = 3.0
 TIMELINES = 256
 """Timelines that are kept in memory."""
-MAX_SMALL = 1000
+MAX_REDUCED_PICTURES = 1000
 """Reduced pictures that are kept in memory, each of some 30 KB."""
 
 
@@ -55,7 +55,9 @@ class RunHistory:
     )
     prompted: dict[str, bytes] = field(default_factory=dict)
     """Pictures and videos of prompts of callers, by name."""
-    _small: SharedResults[str, bytes] = field(default_factory=lambda: SharedResults(MAX_SMALL))
+    _small: SharedResults[str, bytes] = field(
+        default_factory=lambda: SharedResults(MAX_REDUCED_PICTURES)
+    )
     _shrinking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     log: Log = field(init=False)
     _letters: Letters = field(init=False)

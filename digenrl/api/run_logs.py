@@ -24,13 +24,13 @@ SECRET = re.compile(
     r"(?:Bearer )?)[^\s\"'&,]+", re.IGNORECASE
 )  # fmt: skip
 """Name of a secret, and its value, which no reader gets."""
-BROKER_LINES = (
+BROKER_LINE_FORMATS = (
     (r"\[\d+\] (?P<at>[\d/]+ [\d:.]+) \[(?P<mark>\w+)\] (?P<text>.*)", "%Y/%m/%d %H:%M:%S.%f"),
     (r"\d+:\w (?P<at>\d+ \w+ \d+ [\d:.]+) (?P<mark>\S) (?P<text>.*)", "%d %b %Y %H:%M:%S.%f"),
     (r"(?P<mark>[IWEF])(?P<at>\d{4} [\d:.]+) +(?P<text>.*)", "%m%d %H:%M:%S.%f"),
 )
 """Lines of NATS, Valkey and SeaweedFS, and their local times; SeaweedFS writes no year."""
-MARKS = {
+LEVELS_BY_MARK = {
     "DBG": "debug", "TRC": "debug", "INF": "info", "WRN": "warning", "ERR": "error",
     "FTL": "critical", ".": "debug", "-": "debug", "*": "info", "#": "warning", "I": "info",
     "W": "warning", "E": "error", "F": "critical",
@@ -93,7 +93,7 @@ class LogLine(NamedTuple):
     """The line as it was written."""
 
     def is_from(self, level: str) -> bool:
-        """Whether the line has this level or a higher one."""
+        """Return whether the line's level is at least this one."""
         return LEVELS.index(self.level) >= LEVELS.index(level)
 
     def __str__(self) -> str:
@@ -134,12 +134,12 @@ def parse_line(line: str, year: int) -> dict[str, object]:
     with suppress(ValueError):
         event = json.loads(line)
         return event if isinstance(event, dict) else {}
-    for pattern, form in BROKER_LINES:
-        if (found := re.match(pattern, line)) and found["mark"] in MARKS:
+    for pattern, form in BROKER_LINE_FORMATS:
+        if (found := re.match(pattern, line)) and found["mark"] in LEVELS_BY_MARK:
             given = found["at"] if "%Y" in form else f"{year}{found['at']}"
             local = datetime.strptime(given, form if "%Y" in form else f"%Y{form}")
             at = local.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-            return {"ts": at, "level": MARKS[found["mark"]], "event": found["text"]}
+            return {"ts": at, "level": LEVELS_BY_MARK[found["mark"]], "event": found["text"]}
     return {}
 
 

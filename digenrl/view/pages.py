@@ -32,7 +32,7 @@ WALL = "digenrl.wall"
 
 RENDERED_S = 0.5
 """Maximum age in seconds of a page that was rendered for another reader."""
-MAX_RENDERED = 32
+MAX_RENDERED_PAGES = 32
 """Rendered pages that are kept."""
 
 
@@ -50,7 +50,7 @@ class View:
 
 def shared_route(view: View) -> type[APIRoute]:
     """Return a class of routes that render a page once for all readers who see the same."""
-    rendered: SharedResults[tuple[object, ...], Response] = SharedResults(MAX_RENDERED)
+    rendered: SharedResults[tuple[object, ...], Response] = SharedResults(MAX_RENDERED_PAGES)
 
     class SharedRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

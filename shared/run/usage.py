@@ -25,7 +25,7 @@ has stored its prompt's conditions yet."""
 BUSY_USES: frozenset[DeviceUse] = frozenset({"generating", "scoring", "training", "committing"})
 
 
-LENT: JsonDict = {
+EXAMPLE_LOAN: JsonDict = {
     "groups": 2, "samples_helped": 6, "reason": "gains most", "predicted_gain": 1.2,
     "measured_gain": 1.1,
 }  # fmt: skip
@@ -36,7 +36,7 @@ class TagUsage(BaseModel):
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True,
-        json_schema_extra={"examples": [LENT]},
+        json_schema_extra={"examples": [EXAMPLE_LOAN]},
     )  # fmt: skip
 
     groups: int
@@ -59,7 +59,7 @@ class BatchUsage(BaseModel):
         json_schema_extra={"examples": [{
             "batch": 12, "seconds": 4.2, "devices": {"rollout-0": {"generating": 3.1, "tail": 1.1}},
             "samples": 64, "forecast_seconds": 4.0, "bound_seconds": 3.6, "device_hours": 0.4,
-            "tag": LENT,
+            "tag": EXAMPLE_LOAN,
             "machines": {"rollout-0": "NVIDIA H100 80GB HBM3 0 on node7"},
         }]},
     )  # fmt: skip

@@ -53,7 +53,7 @@ UNKNOWN_PART_TIME = timedelta(seconds=30)
 """Time of a part that is assumed before the first large object is stored."""
 PART_MARGIN = 3
 """A part is sent again after this factor over its usual time, and `MAX_SILENCE`."""
-MAX_SMALL = 1 << 19
+MAX_QUICK_BYTES = 1 << 19
 """Bytes that any line sends within `MAX_SILENCE`."""
 DEFAULT_REGION = "us-east-1"
 
@@ -80,7 +80,7 @@ class BucketBackend:
 
     async def write(self, key: str, data: Content) -> None:
         with _as_unavailable():
-            if len(data) <= MAX_SMALL:
+            if len(data) <= MAX_QUICK_BYTES:
                 await obstore.put_async(self._store, key, data, use_multipart=False)
             else:
                 await self._write_large(key, data)

@@ -92,7 +92,7 @@ def test_what_cannot_be_exported_is_said_with_the_reason(
         shutil.rmtree(tmp_path / "objects" / folder)
     status, reason = refusal(1)
     assert status == 409 and "version 1" in reason
-    monkeypatch.setattr(commands, "MAX_WAITING", -1)
+    monkeypatch.setattr(commands, "MAX_WAITING_REQUESTS", -1)
     assert refusal(2)[0] == 503
 
 

@@ -88,7 +88,7 @@ class Lab:
         return f"su me -c 'cd; export XDG_RUNTIME_DIR=/run/user/$(id -u me); {command}'"
 
     def journal(self, name: str, pattern: str = "") -> str:
-        """What a host's unit has printed: the lines with a pattern, which has no quotes."""
+        """Return the lines of a unit's journal that match a pattern without quotes."""
         ask = "journalctl --user --unit digenrl-lab --no-pager --output cat"
         return self.on(name, self.as_user(f'{ask} --grep "{pattern}"'))
 

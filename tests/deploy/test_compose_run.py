@@ -51,7 +51,7 @@ def wait_until(is_so: Callable[[], bool], *, seconds: float = 300) -> None:
 
 
 def check_running_containers() -> None:
-    """What the files ask for is so on running containers, and `docker inspect` shows no secret."""
+    """Running containers have the rights of the files, and `docker inspect` shows no secret."""
     containers = compose("ps", "--quiet").split()
     found = json.loads(docker("inspect", *containers))
     secrets = {

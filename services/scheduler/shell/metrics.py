@@ -70,7 +70,7 @@ class RunFigures:
     """Use of GPUs by worker; workers on one GPU have the same."""
 
 
-LABELLED: Sequence[tuple[str, str, str, Callable[[RunFigures], Mapping[str, float]]]] = (
+LABELLED_METRICS: Sequence[tuple[str, str, str, Callable[[RunFigures], Mapping[str, float]]]] = (
     ("phase", "1 for the run's phase", "phase",
      lambda run: {each: each == run.phase for each in get_args(Phase)}),
     ("workers", "Workers that report, by service", "service",
@@ -91,7 +91,7 @@ LABELLED: Sequence[tuple[str, str, str, Callable[[RunFigures], Mapping[str, floa
      lambda run: {worker: use.watts for worker, use in run.gpu_use.items()}),
 )  # fmt: skip
 """Metrics of the run: name, meaning, label, and values by label."""
-PLAIN: Sequence[tuple[str, str, Callable[[RunFigures], float | None]]] = (
+PLAIN_METRICS: Sequence[tuple[str, str, Callable[[RunFigures], float | None]]] = (
     ("forecast_seconds", "Seconds of a batch by the schedule's model",
      lambda run: run.forecast.forecast_seconds),
     ("bound_seconds", "Seconds of a batch that no schedule beats",
@@ -114,12 +114,12 @@ class RunMetrics(Collector):
         if self.look is None:
             return
         figures = self.look()
-        for name, meaning, label, values_of in LABELLED:
+        for name, meaning, label, values_of in LABELLED_METRICS:
             family = GaugeMetricFamily(f"digenrl_{name}", meaning, labels=[label])
             for each, value in values_of(figures).items():
                 family.add_metric([each], value)
             yield family
-        for name, meaning, value_of in PLAIN:
+        for name, meaning, value_of in PLAIN_METRICS:
             if (number := value_of(figures)) is not None:
                 yield GaugeMetricFamily(f"digenrl_{name}", meaning, number)
 
