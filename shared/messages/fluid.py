@@ -184,7 +184,7 @@ class ExchangeSums(RoundMessage):
     num_failures: Annotated[Count, Field(exclude_if=is_empty)] = 0
     """Rounds just before this one that came to nothing."""
     by_store: Annotated[bool, Field(exclude_if=is_empty)] = False
-    """True: sums go through the object store, whatever `trainer.exchange` is."""
+    """True: sums go through the object store, with any `trainer.exchange`."""
     hosts: Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(exclude_if=is_empty)] = ()
     """Shares per host for the intra-host reduction; empty: every member exchanges its own sum."""
     sites: Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(exclude_if=is_empty)] = ()
