@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shared.errors import UserError
+
 if TYPE_CHECKING:
-    from digenrl.local.hosts.units import Shell
+    from digenrl.local.hosts.units import HostsFile, Shell
 
 hosts = typer.Typer(help="Hosts of a lab: systemd units over ssh.", no_args_is_help=True)
 
@@ -19,20 +21,16 @@ FILE, OUT = Path("hosts.toml"), Path("hosts")
 @hosts.command()
 def units(file: File = FILE, out: Out = OUT) -> None:
     """Write a unit, its variables and the keys of its roles for each host."""
-    from digenrl.local.hosts.units import read_hosts, write_units
-
-    for line in write_units(read_hosts(file), out):
-        typer.echo(line)
+    for name in _write(file, out).hosts:
+        typer.echo(f"{name}: {out / name}")
 
 
 @hosts.command()
 def apply(file: File = FILE, out: Out = OUT, plan: Plan = False) -> None:
     """Copy them to the hosts, and start what is not running as written."""
-    from digenrl.local.hosts.units import apply, read_hosts, write_units
+    from digenrl.local.hosts.units import apply
 
-    hosts_file = read_hosts(file)
-    write_units(hosts_file, out)
-    apply(hosts_file, out, _shell(plan))
+    apply(_write(file, out), out, _shell(plan))
 
 
 @hosts.command()
@@ -49,6 +47,19 @@ def down(file: File = FILE, plan: Plan = False) -> None:
     from digenrl.local.hosts.units import down, read_hosts
 
     down(read_hosts(file), _shell(plan))
+
+
+def _write(file: Path, out: Path) -> "HostsFile":
+    from digenrl.local.hosts.units import read_hosts, write_units
+
+    hosts_file = read_hosts(file)
+    try:
+        write_units(hosts_file, out)
+    except OSError as error:
+        raise UserError(f"--out: {error.filename}: {error.strerror}; name another") from error
+    for role in {"trainer", "reward"} - hosts_file.roles:
+        typer.echo(f"no host has the role {role}: the run waits for one", err=True)
+    return hosts_file
 
 
 def _shell(plans: bool) -> "Shell":

@@ -71,6 +71,25 @@ def test_units_written_again_are_the_same(lab: Path) -> None:
     assert before == {name: (lab / "out" / name / "applied").read_text() for name in hosts.hosts}
 
 
+def test_spaces_and_lines_between_gpus_stay_out_of_the_unit(lab: Path) -> None:
+    (lab / "hosts.toml").write_text(LAB.replace('"0-3"', '"0,\\n 2"'))
+    assert "--gpus 0,2\n" in unit_text(read_hosts(lab / "hosts.toml"), "beta")
+
+
+def test_a_folder_with_other_files_is_not_emptied(lab: Path) -> None:
+    (lab / "alpha").mkdir()
+    (lab / "alpha/mine.txt").touch()
+    with pytest.raises(UserError, match=r"--out: .*alpha has other files"):
+        write_units(read_hosts(lab / "hosts.toml"), lab)
+    assert (lab / "alpha/mine.txt").exists()
+
+
+def test_a_role_of_which_no_step_can_do_without_is_named_if_no_host_has_it(lab: Path) -> None:
+    (lab / "hosts.toml").write_text(LAB.replace("trainer,reward", "trainer"))
+    said = CliRunner().invoke(app, ["hosts", "units"], catch_exceptions=False).output
+    assert "no host has the role reward: the run waits for one" in said
+
+
 def test_a_plan_prints_every_command_and_no_secret(lab: Path) -> None:
     said = CliRunner().invoke(app, ["hosts", "apply", "--plan"], catch_exceptions=False).output
     assert "scp -o BatchMode=yes" in said and "me@beta:.local/share/digenrl/lab/" in said
@@ -85,6 +104,27 @@ def test_a_plan_prints_every_command_and_no_secret(lab: Path) -> None:
         (("trainer,reward", "trainer,judge"), "hosts.alpha.roles: judge is unknown"),
         (('gpus = "0-3"', 'gpus = "3-0"'), "hosts.beta.gpus: '3-0'"),
         (('ssh = "me@beta"', 'ssh = "me@beta; rm -rf ~"'), "hosts.beta.ssh: "),
+        (('ssh = "me@beta"', 'ssh = "-oProxyCommand=/bin/x"'), "hosts.beta.ssh: '-oProxy"),
+        (('ssh = "me@beta"', 'ssh = "alpha"'), "hosts.beta.ssh: is the host of alpha"),
+        (('"trainer,reward"', '","'), "hosts.alpha.roles: names no role"),
+        (("10.0.0.1", "0.0.0.0"), "address: 0.0.0.0 is no IPv4 address"),
+        (("10.0.0.1", "10.0.0.1:22"), "address: '10.0.0.1:22' is no address"),
+        (("digits.toml", "~/digits.toml"), "recipe: '~/digits.toml'; use a path; %h"),
+        (("digits.toml", "--keys"), "recipe: '--keys'; use a path"),
+        (("digits.toml", "100%.toml"), "recipe: '100%.toml'; use a path"),
+        (
+            ('ssh = "me@beta"', 'digenrl = "bin/digenrl"'),
+            "hosts.beta.digenrl: 'bin/digenrl'; use an",
+        ),
+        (("DIGENRL_MODELS =", '"A=B" ='), "hosts.beta.environment.A=B: 'A=B'; use letters"),
+        (('"/data/models"', '"x\\nB=y"'), "hosts.beta.environment.DIGENRL_MODELS: "),
+        (("[hosts.alpha]", "[hosts.keys]"), "hosts.keys: names the folder of all keys"),
+        (("[hosts.beta]", '[hosts."a b"]'), "hosts.a b: 'a b'; use 1 to 64 letters"),
+        (('run = "lab"', "run = 3"), "run: write a text in quotes"),
+        (('run = "lab"', ""), "run: missing"),
+        ((LAB[LAB.index("[hosts.a") :], "[hosts]"), "hosts: has no host"),
+        ((LAB[LAB.index("[hosts.a") :], "[hosts]\na = 3"), "hosts.a: write a table"),
+        (("lab", "\udcff"), "--file: "),
         (('ssh = "me@beta"', 'user = "me"'), "hosts.beta.user: unknown key"),
         (("[hosts.gamma]", "[hosts.gamma"), "--file: "),
     ],
@@ -92,7 +132,13 @@ def test_a_plan_prints_every_command_and_no_secret(lab: Path) -> None:
 def test_a_wrong_file_is_refused_in_a_line_that_names_the_key(
     change: tuple[str, str], line: str, lab: Path
 ) -> None:
-    (lab / "hosts.toml").write_text(LAB.replace(*change))
+    (lab / "hosts.toml").write_text(LAB.replace(*change), "utf-8", "surrogateescape")
     with pytest.raises(UserError) as refused:
         read_hosts(lab / "hosts.toml")
     assert str(refused.value).startswith(line), refused.value
+
+
+def test_a_folder_that_cannot_be_written_is_a_line(lab: Path) -> None:
+    (lab / "file").touch()
+    refused = CliRunner().invoke(app, ["hosts", "units", "--out", "file"])
+    assert str(refused.exception).startswith("--out: file")

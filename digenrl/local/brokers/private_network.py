@@ -32,7 +32,12 @@ async def private_network(at: str, data: Path, run: str) -> AsyncIterator[Superv
     Raises:
         UserError: if ``at`` is no address of this machine that others can use.
     """
-    _check(at)
+    check_address(at, "--at")
+    with socket.socket() as probe:
+        try:
+            probe.bind((at, 0))
+        except OSError as error:
+            raise UserError(f"--at: {at} is no address of this machine") from error
     data, ports = _made(data), Ports()
     keys = load_keys(data)
     authority = authority_in(keys.folder / "ca")
@@ -84,20 +89,18 @@ def _made(data: Path) -> Path:
     return data.resolve()
 
 
-def _check(at: str) -> None:
+def check_address(at: str, key: str) -> None:
+    """Raises UserError, which begins with the key, if other hosts cannot use an address."""
     try:
         address = ipaddress.ip_address(at)
     except ValueError as error:
-        raise UserError(f"--at: {at!r} is no address; give this host's own, as 10.0.0.1") from error
+        raise UserError(
+            f"{key}: {at!r} is no address; give the first host's own, as 10.0.0.1"
+        ) from error
     if address.is_unspecified or at == LOOPBACK or address.version != 4:
         raise UserError(
-            f"--at: {at} is no IPv4 address of a private network; `digenrl up` is for one host"
+            f"{key}: {at} is no IPv4 address of a private network; `digenrl up` is for one host"
         )
-    with socket.socket() as probe:
-        try:
-            probe.bind((at, 0))
-        except OSError as error:
-            raise UserError(f"--at: {at} is no address of this machine") from error
 
 
 def _write_settings(keys: Keys, brokers: Brokers, run: str) -> None:

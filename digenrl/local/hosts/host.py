@@ -179,11 +179,13 @@ def host_name() -> str:
 
 
 def parse_roles(text: str, key: str) -> list[Role]:
-    """Raises UserError, which begins with the key, for a word that is no role of a worker."""
+    """Raises UserError, which begins with the key, for a word that is no role of a worker, and for
+    a text without a word."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     unknown = [word for word in words if word not in WORKERS]
-    if unknown:
-        raise UserError(f"{key}: {unknown[0]} is unknown; use some of {', '.join(WORKERS)}")
+    if unknown or (text and not words):
+        fault = f"{unknown[0]} is unknown" if unknown else "names no role"
+        raise UserError(f"{key}: {fault}; use some of {', '.join(WORKERS)}")
     return [role for role in WORKERS if role in words]
 
 
@@ -198,7 +200,7 @@ def parse_gpus(text: str, key: str) -> list[str]:
     """
     numbers: list[str] = []
     for part in text.split(","):
-        matched = re.fullmatch(r"\s*(\d{1,3})(?:-(\d{1,3}))?\s*", part)
+        matched = re.fullmatch(r"\s*([0-9]{1,3})(?:-([0-9]{1,3}))?\s*", part)
         first, last = (matched[1], matched[2] or matched[1]) if matched else ("1", "0")
         if int(first) > int(last):
             raise UserError(f"{key}: {text!r} is neither numbers nor ranges; write 0-3 or 0,2")

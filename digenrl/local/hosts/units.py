@@ -18,10 +18,11 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, ValidationError
 
 from digenrl.local.brokers.deployment import BrokerAddresses, make_deployment
+from digenrl.local.brokers.private_network import check_address
 from digenrl.local.hosts.host import parse_gpus, parse_roles
-from digenrl.local.secrets.tokens import write_secret
-from shared.errors import UserError
-from shared.messages.records import Token
+from digenrl.local.secrets.tokens import KEYS, write_secret
+from shared.errors import Faults, UserError
+from shared.messages.records import TOKEN_PATTERN, TOKEN_WORDS, Token
 
 PLACE = ".local/share/digenrl"
 """Folder of runs in the home of a host."""
@@ -29,36 +30,50 @@ ENVIRONMENT, DIGEST = "host.env", "applied"
 SECRETS = "keys tls seaweedfs nats/nats.conf valkey/valkey.conf host.env applied"
 """Files of a run's folder that `down` deletes; its objects stay."""
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
-Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9@%_+=:,./~-]{1,255}$")]
-"""Text that neither a shell nor systemd reads as anything else."""
+WORDS = {
+    TOKEN_PATTERN: TOKEN_WORDS,
+    r"^[A-Za-z0-9@%_+=:,./~-]{1,255}$": "letters, digits and any of @ % _ + = : , . / ~ -",
+    r"^[A-Za-z_][A-Za-z0-9_]{0,99}$": "letters, digits and _",
+    r"^[A-Za-z0-9_][A-Za-z0-9_.@-]{0,254}$": "HOST or USER@HOST; its port belongs in ~/.ssh/config",
+    r"^(%h)?/[A-Za-z0-9@_+=:,./-]{1,250}$": "an absolute path; %h is the home folder",
+    r"^(%h/)?[A-Za-z0-9_./][A-Za-z0-9@_+=:,./-]{0,250}$": "a path; %h is the home folder",
+}
+"""Patterns of values, in words; neither a shell nor systemd nor `ssh` misreads such a value."""
+_, VALUE, VARIABLE, TARGET, COMMAND, RECIPE = WORDS
 
 
 class HostTable(BaseModel, extra="forbid", frozen=True):
     """A host in hosts.toml."""
 
-    roles: Word
-    ssh: Word = ""
+    roles: str
+    ssh: str = Field("", pattern=TARGET)
     """As `ssh` takes it; by default the host's name."""
     gpus: str = ""
-    digenrl: Word = "%h/digenrl/.venv/bin/digenrl"
+    digenrl: str = Field("%h/digenrl/.venv/bin/digenrl", pattern=COMMAND)
     """The command on that host; %h is the home folder."""
-    environment: dict[Word, Word] = Field(default_factory=dict)
+    environment: dict[
+        Annotated[str, Field(pattern=VARIABLE)], Annotated[str, Field(pattern=VALUE)]
+    ] = Field(default_factory=dict)
 
 
 class HostsFile(BaseModel, extra="forbid", frozen=True):
     """Describes the hosts of a run; the first has brokers and scheduler."""
 
     run: Token
-    recipe: Word
+    recipe: str = Field(pattern=RECIPE)
     """As the first host finds it from its user's home, or the name of one that comes with
     DigenRL."""
-    address: Word
+    address: str
     """Address of the first host for the others."""
-    hosts: dict[Token, HostTable] = Field(min_length=1)
+    hosts: dict[Token, HostTable]
 
     @property
     def unit(self) -> str:
         return f"digenrl-{self.run}.service"
+
+    @property
+    def roles(self) -> set[str]:
+        return {role for table in self.hosts.values() for role in parse_roles(table.roles, "roles")}
 
 
 def read_hosts(path: Path) -> HostsFile:
@@ -66,33 +81,61 @@ def read_hosts(path: Path) -> HostsFile:
     import tomllib
 
     try:
-        tables = tomllib.loads(path.read_text())
-        hosts = HostsFile.model_validate(tables)
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"--file: {path}: {error}") from error
+        hosts = HostsFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8-sig")))
+    except OSError as error:
+        raise UserError(f"--file: {path}: {error.strerror}") from error
     except ValidationError as error:
         raise UserError("\n".join(map(_fault, error.errors(include_url=False)))) from error
-    for name, table in hosts.hosts.items():
-        parse_roles(table.roles, f"hosts.{name}.roles")
-        if table.gpus:
-            parse_gpus(table.gpus, f"hosts.{name}.gpus")
+    except ValueError as error:
+        raise UserError(f"--file: {path}: {error}") from error
+    _check(hosts)
     return hosts
 
 
+def _check(hosts: HostsFile) -> None:
+    """Raises UserError with a line for each fault of values that are valid alone."""
+    faults, targets = Faults(), dict[str, str]()
+    with faults.collected():
+        check_address(hosts.address, "address")
+    for name, table in hosts.hosts.items():
+        with faults.collected():
+            parse_roles(table.roles or ",", f"hosts.{name}.roles")
+            parse_gpus(table.gpus or "0", f"hosts.{name}.gpus")
+        other = targets.setdefault(table.ssh or name, name)
+        if other != name:
+            faults.append(f"hosts.{name}.ssh: is the host of {other}; write one table for a host")
+    if KEYS in hosts.hosts:
+        faults.append(f"hosts.{KEYS}: names the folder of all keys; choose another, and set ssh")
+    if not hosts.hosts:
+        faults.append("hosts: has no host; write a table [hosts.NAME] for each")
+    faults.raise_any()
+
+
 def _fault(fault: Any) -> str:
-    where = ".".join(map(str, fault["loc"]))
-    if fault["type"] == "extra_forbidden":
-        table = HostTable if len(fault["loc"]) > 1 else HostsFile
-        return f"{where}: unknown key; use one of {', '.join(table.model_fields)}"
-    return f"{where}: {fault['msg'][0].lower()}{fault['msg'][1:]}"
+    where = ".".join(str(part) for part in fault["loc"] if part != "[key]")
+    match fault["type"]:
+        case "extra_forbidden":
+            table = HostTable if len(fault["loc"]) > 1 else HostsFile
+            return f"{where}: unknown key; use one of {', '.join(table.model_fields)}"
+        case "string_pattern_mismatch":
+            return f"{where}: {fault['input']!r}; use {WORDS[fault['ctx']['pattern']]}"
+        case "missing":
+            return f"{where}: missing; it has no default"
+    kind = "a table" if fault["type"] in ("dict_type", "model_type") else "a text in quotes"
+    return f"{where}: write {kind}"
 
 
-def write_units(hosts: HostsFile, out: Path) -> list[str]:
-    """Write what each host needs to a folder of its name; return a line for each.
+def write_units(hosts: HostsFile, out: Path) -> None:
+    """Write what each host needs to a folder of its name; keys are made once, in `out/keys`.
 
-    Keys are made once, in `out/keys`. Raises UserError if a file cannot be written.
+    Raises:
+        UserError: if a host's folder has files of others.
+        OSError: if a file cannot be written.
     """
-    keys, first = out / "keys", next(iter(hosts.hosts))
+    keys, first = out / KEYS, next(iter(hosts.hosts))
+    for folder in (out / name for name in hosts.hosts):
+        if folder.is_dir() and any(folder.iterdir()) and not (folder / KEYS).is_dir():
+            raise UserError(f"--out: {folder} has other files; name another folder")
     at = hosts.address
     places = BrokerAddresses(
         nats=f"{at}:4222", redis=f"{at}:6379", s3=f"http://{at}:8333", tls=[at]
@@ -112,14 +155,14 @@ def write_units(hosts: HostsFile, out: Path) -> list[str]:
         write_secret(folder / ENVIRONMENT, "".join(lines))
         (folder / hosts.unit).write_text(unit_text(hosts, name))
         write_secret(folder / DIGEST, _digest(folder))
-    return [f"{name}: {out / name}" for name in hosts.hosts]
 
 
 def unit_text(hosts: HostsFile, name: str) -> str:
     """Return the unit of a host."""
     table, place = hosts.hosts[name], f"%h/{PLACE}/{hosts.run}"
-    words = [table.digenrl, "host", "--keys", f"{place}/keys", "--roles", table.roles]
-    words += ["--until", "finished", *(["--gpus", table.gpus] if table.gpus else [])]
+    roles, gpus = ",".join(parse_roles(table.roles, "roles")), "".join(table.gpus.split())
+    words = [table.digenrl, "host", "--keys", f"{place}/keys", "--roles", roles]
+    words += ["--until", "finished", *(["--gpus", gpus] if gpus else [])]
     if name == next(iter(hosts.hosts)):
         words += ["--at", hosts.address, "--recipe", hosts.recipe, "--run", hosts.run]
     delay = 2 + zlib.crc32(f"{hosts.run} {name}".encode()) % 80 / 10

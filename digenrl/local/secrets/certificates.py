@@ -4,7 +4,6 @@ ca/cert.pem, ca/key.pem        the authority; its key stays where it was made
 <folder>/cert.pem, key.pem     a server's certificate, for the names by which it is reached
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -15,8 +14,6 @@ import trustme
 from digenrl.local.limits import MAX_CERTIFICATE_DAYS
 from digenrl.local.secrets.tokens import write_secret
 from shared.errors import UserError
-
-NAME = re.compile(r"[A-Za-z0-9_*:][A-Za-z0-9_.*:-]{0,250}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +34,30 @@ class Authority:
         return (self.folder / "cert.pem").read_text()
 
     def certificate(self, folder: Path, names: Sequence[str]) -> Certificate:
-        """Return the certificate in ``folder`` for a server of these names, made if it has none.
+        """Return the certificate in ``folder`` for a server of these names. A missing one is
+        made, and so is one for fewer names.
 
         Raises:
             UserError: if a name cannot be in a certificate.
         """
-        for name in names:
-            if not NAME.fullmatch(name):
-                raise UserError(f"--tls: {name!r} is no name of a host; name one host or address")
-        pair = Certificate(folder / "cert.pem", folder / "key.pem")
+        pair, listed = Certificate(folder / "cert.pem", folder / "key.pem"), folder / "cert.names"
+        if listed.exists() and not {*names}.issubset(listed.read_text().split()):
+            pair.cert.unlink(missing_ok=True)
         if not pair.cert.exists():
-            key = (self.folder / "key.pem").read_bytes()
-            signed = trustme.CA.from_pem(self.pem.encode(), key).issue_cert(
-                *names, not_after=datetime.now(UTC) + timedelta(days=MAX_CERTIFICATE_DAYS)
+            authority = trustme.CA.from_pem(
+                self.pem.encode(), (self.folder / "key.pem").read_bytes()
             )
+            until = datetime.now(UTC) + timedelta(days=MAX_CERTIFICATE_DAYS)
+            try:
+                if any(char in "/@" for name in names for char in name):
+                    raise ValueError("it is a network or a mailbox")
+                signed = authority.issue_cert(*names, not_after=until)
+            except ValueError as error:
+                raise UserError(
+                    f"--tls: {', '.join(names)!r} is no name of a host; name one host or address"
+                ) from error
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_secret(listed, " ".join(names))
             chain = b"".join(each.bytes() for each in signed.cert_chain_pems)
             _write(pair, signed.private_key_pem.bytes(), chain)
         return pair
