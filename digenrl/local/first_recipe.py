@@ -51,6 +51,13 @@ HELD_OUT_SHARE = 5
 DATA_FILES = (".txt", ".jsonl", ".json", ".csv", ".parquet")
 
 
+OPTIONS = {
+    r"model\.(?:folder|id)": "--model", r"data\.prompts": "--prompts", r"run\.name": "--out",
+    r"reward\.scorers[^\s:]*|--reward\.type": "--reward", r'source = "([^"]*)"': r"--reward \1",
+}  # fmt: skip
+"""Patterns of keys that errors of a recipe name, and the options that were typed for them."""
+
+
 class InitRequest(NamedTuple):
     model: str
     prompts: Sequence[str]
@@ -63,6 +70,13 @@ class InitRequest(NamedTuple):
     def typed_prompts(self) -> Path:
         """File for prompts that are typed."""
         return self.out.with_suffix(".prompts.txt")
+
+    def name_options(self, errors: str) -> str:
+        """Return errors of the recipe with the names of options in place of keys."""
+        typed = {re.escape(key): f"--{key}" for key in self.options}
+        for key, option in (typed | OPTIONS).items():
+            errors = re.sub(rf"(?<![\w.-])(?:{key})(?!\.?\w)", option, errors)
+        return errors.replace(f"{self.out}: ", "")
 
 
 def first_tables(request: InitRequest) -> dict[str, Any]:
@@ -80,11 +94,13 @@ def first_tables(request: InitRequest) -> dict[str, Any]:
         keys |= _on_this_machine(start, folder, request.options)
     with faults.collected():
         keys |= _prompts(request)
-    for given in request.rewards or ("",):
+    for given in request.rewards or ("",) * ("reward.scorers" not in request.options):
         with faults.collected():
             scorers.append(_scorer(given))
     if request.out.exists() or request.out.suffix != ".toml":
         faults.append(f"--out: {request.out} exists, or is no .toml; name another file")
+    if faults and request.options:
+        faults += _option_faults(request)
     faults.raise_any()
     keys["run.name"] = re.sub(r"[^A-Za-z0-9_-]+", "-", request.out.stem).strip("-") or "first"
     tables = put_options(start, {**keys, "reward.scorers": scorers, **request.options})
@@ -92,6 +108,15 @@ def first_tables(request: InitRequest) -> dict[str, Any]:
     below = {key: path for key, path in paths.items() if Path(path).is_relative_to(here)}
     files.put_paths(tables, {key: str(Path(path).relative_to(here)) for key, path in below.items()})
     return tables
+
+
+def _option_faults(request: InitRequest) -> list[str]:
+    """Return the faults of typed recipe keys; they need no model."""
+    found = Faults()
+    with found.collected():
+        layer = files.RecipeLayer(request.out, put_options({}, DEFAULTS))
+        resolve(request.out, [layer], request.options)
+    return [each for each in found if each.startswith("--")]
 
 
 def recipe_from(request: InitRequest, tables: Mapping[str, Any]) -> Recipe:
@@ -107,6 +132,7 @@ def write_recipe(request: InitRequest, tables: Mapping[str, Any], devices: str) 
         "# `digenrl recipe keys WORD` explains further keys.",
     )
     lines = (*head, *explained_toml(tables, Recipe))
+    request.out.parent.mkdir(parents=True, exist_ok=True)
     request.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -41,9 +41,11 @@ def first_run(request: InitRequest, *, sampled: bool, say: Callable[[str], None]
         checked = check(request.out, profile=profile)
         if not checked.verdict.can_run:
             raise UserError(checked.verdict.sentence)
-    except BaseException:
+    except BaseException as error:
         for path in made:
             path.unlink(missing_ok=True)
+        if isinstance(error, UserError):
+            raise UserError(request.name_options(str(error))) from error
         raise
     evaluated = evaluated_on(len(held_out_rows(checked.recipe)))
     yield f"{request.out}: for {devices}; evaluations measure {evaluated}"

@@ -26,10 +26,13 @@ from shared.recipe.recipe import Recipe
 COLOURS = (1, 2, 3, 4, 5, 7, 8, 6)
 """Colours of runs in tokens.css, the last two for runs whose own colour another run has."""
 NUM_OWN_COLOURS = 6
+NUM_SHOWN_PAIRS = 24
+"""Pairs that a page shows."""
 MAX_PAIRS = 200
-"""Pairs of a comparison."""
+"""Pairs that are judged blind."""
 Side = Annotated[str, Query(pattern=r"^[A-Za-z0-9_.-]{1,100}(@[0-9]{1,9})?$")]
 Sides = Annotated[list[Side], Query(max_length=len(COLOURS), default_factory=list)]
+First = Annotated[int, Query(ge=0, lt=2**31)]
 Votes = Annotated[str, Query(pattern="^[lrt]*$", max_length=MAX_PAIRS)]
 
 
@@ -87,8 +90,11 @@ def colours_of(runs: Sequence[str]) -> list[int]:
     return chosen
 
 
-def comparison_of(sides: Sequence[ComparedVersion], sort: gallery.Sort) -> dict[str, Any]:
-    """Return what the page shows of these sides; pictures of the first and the second."""
+def comparison_of(
+    sides: Sequence[ComparedVersion], sort: gallery.Sort, first: int
+) -> dict[str, Any]:
+    """Return what the page shows of these sides; pictures of the first and the second, from the
+    pair ``first`` on."""
     records = [each.record for each in sides if each.record is not None]
     scorers = [
         name for name in (gallery.scorers_of(records[0]) if records else ())
@@ -98,12 +104,12 @@ def comparison_of(sides: Sequence[ComparedVersion], sort: gallery.Sort) -> dict[
     tiles = gallery.tiles_of(records[0], records[1], scorer) if len(records) > 1 else []
     recipes = [each.recipe for each in sides if each.recipe is not None]
     return {
-        "sides": sides, "scorer": scorer, "sort": sort,
+        "sides": sides, "scorer": scorer, "sort": sort, "first": first,
         "spreads": {name: [each.spread(name) for each in sides] for name in scorers},
         "difference": mean_interval([e.change for e in tiles if e.change is not None]),
-        "counts": gallery.count_changes(tiles), "number": len(tiles),
+        "counts": gallery.count_changes(tiles), "number": len(tiles), "num_shown": NUM_SHOWN_PAIRS,
         "same_noise": len({each.noise for each in sides[:2]}) == 1,
-        "tiles": gallery.arranged(tiles, "", sort)[:MAX_PAIRS],
+        "tiles": gallery.arranged(tiles, "", sort)[first : first + NUM_SHOWN_PAIRS],
         "differences": recipe_differences(recipes) if len(recipes) == len(sides) else [],
         "ratio": gallery.picture_ratio(recipes[0] if recipes else None),
     }  # fmt: skip
@@ -147,11 +153,13 @@ def compare_pages(
     router = APIRouter()
 
     @router.get("/compare")
-    async def compare(request: Request, side: Sides, sort: gallery.Sort = "order") -> HTMLResponse:
+    async def compare(
+        request: Request, side: Sides, sort: gallery.Sort = "order", after: First = 0
+    ) -> HTMLResponse:
         sides, names = await comparisons.sides(side), await comparisons.names()
         return await page(
             request, "compare", scripts=["compare.js"], styles=["gallery.css"], names=names,
-            **comparison_of(sides, sort),
+            **comparison_of(sides, sort, after),
         )  # fmt: skip
 
     @router.get("/compare/blind")

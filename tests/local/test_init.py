@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from digenrl.commands.cli import app
 from digenrl.local.checking.reward_trial import RewardTrialResult
 from digenrl.local.first_recipe import InitRequest, first_tables, recipe_from, write_recipe
-from digenrl.local.first_run import reward_lines
+from digenrl.local.first_run import first_run, reward_lines
 from shared.errors import ScoringError, UserError
 from shared.recipe.files import merged, read_layers
 from shared.recipe.recipe import Recipe, load_recipe
@@ -39,7 +39,7 @@ def request(
 
 def faults(asked: InitRequest) -> list[str]:
     with pytest.raises(UserError) as refused:
-        first_tables(asked)
+        list(first_run(asked, sampled=False, say=print))
     return str(refused.value).splitlines()
 
 
@@ -60,14 +60,28 @@ def test_every_key_has_its_meaning_above_it() -> None:
 
 def test_all_faults_are_listed_at_once(folder: Path) -> None:
     (folder / "mine.toml").touch()
+    asked = request("no-model", "no.txt", rewards=("no.py:score", "pickscore", "judge"))
 
-    lines = faults(request("no-model", "no.txt", rewards=("no.py:score", "pickscore", "judge")))
+    lines = faults(asked._replace(options={"batch.groups": 0}))
 
-    beginnings = ["--model: no folder", "--prompts: no file", "reward.scorers.no.source: cannot"]
-    beginnings += ["--reward.type: no scorer", "--reward: judge needs judge", "--out: mine.toml"]
+    beginnings = ["--model: no folder", "--prompts: no file", "--reward: cannot read"]
+    beginnings += ["--reward: no scorer", "--reward: judge needs judge", "--out: mine.toml"]
+    beginnings += ["--batch.groups: input should be greater than 0"]
     assert all(
         line.startswith(beginning) for line, beginning in zip(lines, beginnings, strict=True)
     )
+
+
+def test_faults_name_the_options_that_were_typed(folder: Path) -> None:
+    (folder / "empty").mkdir()
+    (folder / "no.txt").touch()
+    (folder / "bright.py").write_text(REWARD.replace("score", "grade"))
+
+    model, prompts, reward = faults(request("empty", "no.txt"))
+
+    assert model.startswith("--model: ") and model.endswith("or a model of the hub as --model")
+    assert prompts == "--prompts: no.txt holds no prompt"
+    assert reward.startswith("--reward: ") and reward.endswith("--reward bright.py:name")
 
 
 def test_what_is_missing_is_named(folder: Path) -> None:

@@ -53,6 +53,17 @@ def test_two_versions_are_compared_with_spread_at_the_same_noise(client: TestCli
     assert client.get("/compare").status_code == 200
 
 
+def test_pairs_are_shown_page_by_page_in_the_order_of_their_change(client: TestClient) -> None:
+    def shown(**query: str | int) -> tuple[list[str], str]:
+        text = client.get("/compare", params={"side": [OLD, NEW], **query}).text
+        return re.findall('class="words" title="the digit (.)"', text), text
+
+    assert shown()[0] == [*"012345"] and shown(sort="gained")[0] == [*"543210"]
+    prompts, text = shown(sort="lost", after=4)
+    assert prompts == ["4", "5"] and "pairs 5 to 6 of 6" in text
+    assert f'href="?side={OLD}&amp;side={NEW}&amp;sort=lost#pairs"' in text, "the first ones"
+
+
 def test_a_blind_comparison_hides_the_sides_and_counts_the_votes(client: TestClient) -> None:
     first = client.get("/compare/blind", params={"side": [OLD, NEW]})
     seed = first.url.params["seed"]

@@ -171,6 +171,11 @@ async def test_two_versions_are_judged_blind(keyboard: Keyboard) -> None:
     await keyboard.follow(".card .name")
     await keyboard.follow("a[href*='compare/blind']")
     await keyboard.is_at("/compare/blind")
+    place = "document.querySelector('.votes').getBoundingClientRect().top"
+    top = await keyboard.tab.page.evaluate(place)
+    long = "document.querySelector('.prompt').textContent = 'a long prompt '.repeat(99)"
+    await keyboard.tab.page.evaluate(long)
+    assert await keyboard.tab.page.evaluate(place) == top, "the buttons stay where they are"
     seed = int(parse_qs(urlsplit(keyboard.tab.page.url).query)["seed"][0])
     for number, pair in enumerate(blind_order(6, seed)[:4], 1):
         await keyboard.press("ArrowLeft" if pair.is_swapped else "ArrowRight")

@@ -37,7 +37,7 @@
 
   function show() {
     const given = new URLSearchParams(location.search);
-    given.delete("side");
+    for (const name of ["side", "after"]) given.delete(name);
     for (const value of new FormData(form).getAll("side")) if (value) given.append("side", value);
     location.search = given;
   }
