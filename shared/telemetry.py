@@ -64,6 +64,10 @@ TRANSFER_SECONDS = Counter(
     ["direction"],
 )
 
+ROUND_TRIP_SECONDS = Gauge(
+    "digenrl_round_trip_seconds", "Seconds of the quickest transfer of an object", ["direction"]
+)
+
 DIGESTED_BYTES = Counter(
     "digenrl_digested_bytes_total",
     "Bytes of which a sha256 was taken, of objects or of weights",

@@ -4,6 +4,7 @@ fast each host of a site reads from the store.
 Redis only names the hosts to try: without a useful response, objects come from the store.
 """
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -50,12 +51,13 @@ class RedisPeers:
                 if measured is not None:
                     pipe.zadd(key, {host: measured})
                 pipe.zscore(key, host)
-                pipe.zrevrange(key, 0, 0, withscores=True)
+                pipe.zrevrangebyscore(key, "(inf", "(0", 0, 1, withscores=True)
                 pipe.expire(key, PEER_LIFETIME_S)
                 *_, own, best, _ = await pipe.execute()
         except (RedisError, OSError):
             return StoreRates(measured, None)
-        return StoreRates(own, best[0][1] if best else None)
+        is_rate = own is not None and 0 < own < math.inf
+        return StoreRates(own if is_rate else None, best[0][1] if best else None)
 
 
 def _decoded(entry: bytes) -> Peer | None:

@@ -11,7 +11,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 
 from shared.store.backend import PIECE
-from shared.telemetry import TRANSFER_SECONDS, TRANSFERRED_BYTES
+from shared.telemetry import ROUND_TRIP_SECONDS, TRANSFER_SECONDS, TRANSFERRED_BYTES
 
 MIN_BYTES, MIN_SECONDS = 1 << 20, 1.0
 """A smaller and faster transfer measures the round trip, not the line."""
@@ -53,7 +53,8 @@ class Pace:
 class Meter:
     """Counts the transfers in one direction."""
 
-    direction: str = "down"
+    direction: str = ""
+    """Label in metrics; empty for transfers that another meter counts there."""
     num_bytes: int = 0
     seconds: float = 0.0
     quickest: float = math.inf
@@ -88,6 +89,8 @@ class Meter:
         self._end(size)
         if size:
             self.quickest = min(self.quickest, self._noted_at - began)
+            if self.direction:
+                ROUND_TRIP_SECONDS.labels(direction=self.direction).set(self.quickest)
 
     async def counted(self, chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
         """Yield chunks, and count them as they arrive."""
@@ -109,8 +112,9 @@ class Meter:
         if self._new_bytes and (self._new_bytes >= MIN_BYTES or self._new_seconds >= MIN_SECONDS):
             self.num_bytes += self._new_bytes
             self.seconds += self._new_seconds
-            TRANSFERRED_BYTES.labels(direction=self.direction).inc(self._new_bytes)
-            TRANSFER_SECONDS.labels(direction=self.direction).inc(self._new_seconds)
+            if self.direction:
+                TRANSFERRED_BYTES.labels(direction=self.direction).inc(self._new_bytes)
+                TRANSFER_SECONDS.labels(direction=self.direction).inc(self._new_seconds)
             self._newest.append((self._new_bytes, self._new_seconds))
             self._new_bytes, self._new_seconds = 0, 0.0
 

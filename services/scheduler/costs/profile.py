@@ -65,9 +65,9 @@ class Rollout(Record):
     memory_gib: Factor
     """Memory that a device needs. A profile's file has weights, decoder and activations with cached
     conditioning, as in the study; `digenrl.trace.memory` replaces it by what a run takes."""
-    held_gib: Annotated[float, Field(ge=0)] = 0.0
+    held_gib: NotNegative = 0.0
     """Part of the memory that is held all the time; 0 if unknown."""
-    sample_gib: Annotated[float, Field(ge=0)] = 0.0
+    sample_gib: NotNegative = 0.0
     """Part of the peak that each sample of a fragment takes while it is denoised."""
 
 
@@ -79,22 +79,22 @@ class Variant(Record):
     """Forward passes per step: 2 with classifier-free guidance, in rollout and training."""
     rho: Factor
     """Ratio of a trained step's forward and backward pass to a step of a rollout."""
-    call_factor: Annotated[float, Field(ge=0)] = 1.0
+    call_factor: NotNegative = 1.0
     """The fixed seconds of a training pass, over rho times the fixed seconds of a rollout's call. A
     trainer also reads, and goes back through, what no row adds to."""
     memory_gib: Factor
     """Memory that each device needs that only trains."""
-    member_gib: Annotated[float, Field(ge=0)] = 0.0
+    member_gib: NotNegative = 0.0
     """Memory that it needs if it generates as well; 0 if unknown: what either takes at most."""
-    pass_gib: Annotated[float, Field(ge=0)] = 0.0
+    pass_gib: NotNegative = 0.0
     """Memory of a device that only trains, without the rows of a pass."""
-    member_pass_gib: Annotated[float, Field(ge=0)] = 0.0
+    member_pass_gib: NotNegative = 0.0
     """The same of one that generates as well."""
-    row_gib: Annotated[float, Field(ge=0)] = 0.0
+    row_gib: NotNegative = 0.0
     """Memory of each row of a training pass; 0 if unknown: a whole group's rows fit."""
     pass_sizes: tuple[Positive, ...] = ()
     """Rows of the passes that a trainer chooses from, ascending; empty: any."""
-    training_gib: float = 0.0
+    training_gib: NotNegative = 0.0
     """Part of it, gradients and sums included, that a rollout device does not hold."""
     offload_gib: NotNegative = 0.0
     """Memory of the host for each row of a training pass, which goes there and comes back."""
@@ -104,9 +104,9 @@ class Variant(Record):
     """Weights that come from the host each time a device that trains computes a velocity."""
     ranks: Positive = 1
     """Devices that share the weights: a shard group, which is one member."""
-    network_gb: Annotated[float, Field(ge=0)] = 0.0
+    network_gb: NotNegative = 0.0
     """Size of the network as ranks gather it; 0: the size in the table of memory."""
-    gathers: float = OWN_GATHERS
+    gathers: NotNegative = OWN_GATHERS
     """Times that a training pass gathers it, or that its blocks come from the host."""
     optimizer_seconds: Seconds
     """Seconds of one optimizer update."""

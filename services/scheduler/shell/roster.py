@@ -32,6 +32,9 @@ ACTIVITY_USES: dict[Activity, DeviceUse] = {
 }
 """Activities of a rollout device in which it does not do the work that it has."""
 
+MIN_BYTE_S, MAX_BYTE_S = 1e-13, 1.0
+"""Seconds per byte of the fastest and of the slowest line: other values are faults."""
+
 log = structlog.get_logger()
 
 
@@ -172,11 +175,12 @@ def _is_known(state: State, status: WorkerStatus) -> bool:
 
 
 def seconds_per_byte(before: Transferred | None, now: Transferred | None) -> float | None:
-    """Return what a line has taken between two statuses; None: no bytes."""
+    """Return what a line has taken between two statuses; None: no bytes, or a rate of no line."""
     num_bytes, seconds = (now.num_bytes, now.seconds) if now is not None else (0, 0.0)
     if before is not None:
         num_bytes, seconds = num_bytes - before.num_bytes, seconds - before.seconds
-    return seconds / num_bytes if num_bytes > 0 and seconds > 0 else None
+    each = seconds / num_bytes if num_bytes > 0 else 0.0
+    return each if MIN_BYTE_S <= each <= MAX_BYTE_S else None
 
 
 def _stood(status: WorkerStatus, worker: WorkerState | None) -> WorkerInactive | None:

@@ -30,7 +30,7 @@ from services.scheduler.shell.committed_views import (
     version_view,
 )
 from services.scheduler.shell.metrics import RunFigures
-from services.scheduler.shell.roster import LastStatus
+from services.scheduler.shell.roster import LastStatus, seconds_per_byte
 from shared.messages.workers import Service, WorkerStatus
 from shared.release import RELEASE
 from shared.run.usage import DeviceUse, Timeline, count_staleness, seconds_per_step
@@ -182,7 +182,7 @@ def _line_fields(status: WorkerStatus, costs: Costs) -> dict[str, Any]:
     for direction, carried, known in (
         ("up", status.sent, costs.up), ("down", status.received, costs.down),
     ):  # fmt: skip
-        each = known.get(status.address, NO_ESTIMATE).seconds
+        each = known.get(status.address, NO_ESTIMATE).seconds or seconds_per_byte(None, carried)
         fields[f"bytes_{direction}"] = 0 if carried is None else carried.num_bytes
         fields[f"seconds_{direction}"] = 0.0 if carried is None else carried.seconds
         fields[f"mbits_{direction}"] = round(8e-6 / each, 3) if each else None

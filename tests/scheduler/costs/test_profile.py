@@ -64,6 +64,9 @@ def test_an_unknown_profile_is_refused_with_the_known_names() -> None:
         ({"rollout": {"call_second": 1.0}}, r"rollout\.call_second: Extra inputs"),
         ({"rollout": {"call_seconds": "1"}}, r"rollout\.call_seconds: Input should be a valid nu"),
         ({"devices": {"H100": {"memory_gib": -1}}}, r"devices\.H100\.memory_gib"),
+        ({"rollout": {"held_gib": math.inf}}, r"rollout\.held_gib: Input should be a finite"),
+        ({"variants": {"lora": {"gathers": math.nan}}}, r"variants\.lora\.gathers: Input should"),
+        ({"variants": {"lora": {"training_gib": -1.0}}}, r"training_gib: Input should be greater"),
     ],
 )
 def test_a_fault_in_a_file_is_one_line_with_its_place(

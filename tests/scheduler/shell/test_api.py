@@ -22,7 +22,7 @@ from services.scheduler.shell.roster import LastStatus
 from services.scheduler.shell.views import run_figures
 from services.scheduler.sim.staleness import StalenessDecision
 from shared.limits import MAX_RECENT_STEPS
-from shared.messages.workers import Device, GpuUse
+from shared.messages.workers import Device, GpuUse, Transferred
 from shared.process.http_access import CodeView
 from shared.process.http_api import Problem
 from shared.process.service import ProbeView
@@ -228,6 +228,16 @@ def test_workers_show_their_host_their_site_their_gpu_and_where_their_probes_are
     assert (near["site"], trainer["site"]) == ("home", "lab")
     assert (trainer["host"], trainer["gpu"]) == ("node7", "2,3")
     assert trainer["url"] == "http://10.0.0.7:8001"
+
+
+def test_every_worker_shows_the_rates_of_its_line(client: TestClient, scheduler: Scheduler) -> None:
+    """Of a reward worker too, to which the scheduler gives no work by its line."""
+    line = {"received": Transferred(num_bytes=2_500_000, seconds=2.0), "round_trip": 0.05}
+    status = examples.status("reward", "scoring").model_copy(update=line)
+    scheduler.roster.statuses["reward-0-a"] = LastStatus(status, 0.0)
+    [reward] = [each for each in client.get("/v1/workers").json() if each["service"] == "reward"]
+    assert (reward["mbits_up"], reward["mbits_down"]) == (None, 10.0)
+    assert reward["round_trip_seconds"] == 0.05
 
 
 def test_a_worker_is_drained_by_its_name_and_shows_it(

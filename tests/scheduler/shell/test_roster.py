@@ -120,3 +120,14 @@ async def test_what_a_member_has_transferred_since_its_last_status_measures_its_
     await roster.record(first.model_copy(update=later))
     measured = [each for each in inputs if isinstance(each, LinkMeasured)]
     assert [(each.up, each.down) for each in measured] == [(0.02, None), (0.005, 0.1)]
+
+
+@pytest.mark.parametrize(("num_bytes", "seconds"), [(1, 1e300), (2**62, 5e-324), (0, 9.0)])
+async def test_a_rate_that_no_line_has_is_not_learned(
+    roster: Roster, inputs: list[MachineInput], num_bytes: int, seconds: float
+) -> None:
+    sent = Transferred(num_bytes=num_bytes, seconds=seconds)
+    lie = status("rollout", "generating").model_copy(update={"sent": sent, "received": sent})
+    await roster.record(lie)
+    assert not any(isinstance(each, LinkMeasured) for each in inputs)
+    assert [each.status for each in roster.statuses.values()] == [lie]

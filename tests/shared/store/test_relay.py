@@ -19,7 +19,7 @@ from shared.store.cache_folder import CacheFolder
 from shared.store.host_cache import HostCache
 from shared.store.peers import peer_list
 from shared.store.relay import Peer, PeerFailed, Relay, StoreRates
-from shared.telemetry import SHARED_BYTES
+from shared.telemetry import SHARED_BYTES, TRANSFERRED_BYTES
 from tests.shared.store.hosts import LIMIT, Counting, Listed, counted
 from tests.waiting import until
 
@@ -210,9 +210,10 @@ async def test_one_host_of_each_site_reads_from_the_store(
 ) -> None:
     ref = await stored(backend)
     async with hosts(8, tmp_path, backend, sites=[HOME, "far"]) as stores, asyncio.timeout(WAIT_S):
-        found = await asyncio.gather(*(store.get_shared(ref) for store in stores))
+        with counted(TRANSFERRED_BYTES, direction="down") as down:
+            found = await asyncio.gather(*(store.get_shared(ref) for store in stores))
     assert len({each[:] for each in found}) == 1
-    assert backend.read_bytes == 2 * SIZE
+    assert SIZE < down.value <= backend.read_bytes == 2 * SIZE
 
 
 def test_a_host_serves_another_site_only_over_a_line_at_least_as_fast_as_the_store() -> None:
@@ -310,6 +311,13 @@ async def test_hosts_of_a_site_find_how_fast_one_of_them_reads_from_the_store(
         assert await peers.store_rates("far", "a:1", None) == StoreRates(5.0, 9.0)
         assert await peers.store_rates("far", "c:1", None) == StoreRates(None, 9.0)
         assert await peers.store_rates(HOME, "c:1", None) == StoreRates(None, None)
+
+
+async def test_a_lying_rate_in_redis_is_no_rate(redis_url: str) -> None:
+    async with peer_list(redis_url, "test") as peers:
+        await peers._redis.zadd("dg:peers:test:site:far", {"a:1": -1.0, "b:1": float("inf")})
+        assert await peers.store_rates("far", "a:1", None) == StoreRates(None, None)
+        assert await peers.store_rates("far", "c:1", 5.0) == StoreRates(5.0, 5.0)
 
 
 async def test_without_redis_objects_come_from_the_store() -> None:

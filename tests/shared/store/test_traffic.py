@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
+from prometheus_client import REGISTRY
 
 from shared.errors import Unavailable
 from shared.store import traffic
-from shared.store.traffic import MIN_BYTES, Meter
+from shared.store.traffic import MIN_BYTES, Meter, Traffic
 
 
 class Clock:
@@ -84,3 +85,14 @@ def test_the_rate_is_that_of_the_newest_transfers(clock: Clock) -> None:
             with meter.transfer(MIN_BYTES):
                 clock.now += seconds
         assert meter.rate == MIN_BYTES / seconds
+
+
+def test_metrics_have_the_round_trip_of_each_direction(clock: Clock) -> None:
+    both = Traffic()
+    for meter, seconds in ((both.up, 0.3), (both.down, 0.2), (both.up, 0.1), (both.up, 5.0)):
+        with meter.transfer(100):
+            clock.now += seconds
+    assert both.round_trip == pytest.approx(0.1)
+    for direction, seconds in (("up", 0.1), ("down", 0.2)):
+        found = REGISTRY.get_sample_value("digenrl_round_trip_seconds", {"direction": direction})
+        assert found == pytest.approx(seconds)
