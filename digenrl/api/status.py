@@ -26,12 +26,12 @@ async def read_run(history: RunHistory, live: LiveRun) -> RunReading:
     """
     await history.look()
     now, load = await live.get_as(RunView, "/v1/run"), await live.get_as(LoadView, "/v1/load")
-    tag = await live.get_as(TagView, "/v1/tag")
+    tag, letters = await live.get_as(TagView, "/v1/tag"), await newest_letters(live, "all")
     return read(RunFacts(
         run=now or await run_view(history), is_live=now is not None, at=time.time(),
         load=load or load_at_end(history.recipe, history.recent_usage),
         workers=await live.get_as(list[WorkerView], "/v1/workers") or [],
-        letters=await newest_letters(live, "all"),
+        letters=letters if now is not None else await stored_letters(history, "all", None),
         tag=None if tag is None else tag.mode, recipe=history.recipe,
         steps=history.step_facts, usage=history.recent_usage,
         evaluations=[evaluation_view(each) for each in history.evaluations],

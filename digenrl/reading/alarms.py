@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from digenrl.reading.facts import RunFacts, StepFacts
 from digenrl.reading.letters import advice, reasons
 from digenrl.reading.wording import QUEUES, clock, figure
+from services.scheduler.shell.api_letters import DeadLetterView
 from services.scheduler.shell.api_load import QueueView
-from services.scheduler.shell.api_models import WorkerView
+from services.scheduler.shell.api_models import RunView, WorkerView
 from shared.learning.metrics import ratios_off
 
 LETTER_NEWS_S = 60.0
@@ -24,11 +25,9 @@ def alarms(facts: RunFacts) -> list[str]:
     run, recipe = facts.run, facts.recipe
     measured = [(step.version, step.metrics) for step in facts.steps]
     is_exact = recipe is None or recipe.largest_weight is None
-    unsettled = [each.reason for each in facts.letters or [] if each.state == "open"]
-    newest = [f"newest dead letter: {each}" for each in unsettled[:1]]
     evaluated = facts.evaluations[-1].alarms if facts.evaluations else []
     return [
-        *([f"the run has failed: {'; '.join([run.failure, *newest])}"] if run.failure else []),
+        *([_failure(run, facts.letters or ())] if run.failure else []),
         *(f"reward hacking? {line}" for line in evaluated),
         *([f"no worker of: {', '.join(run.missing_workers)}"] if run.missing_workers else []),
         *(_drained(run.run, facts.workers) if run.phase in ("running", "waiting") else []),
@@ -45,6 +44,18 @@ def is_failing(facts: RunFacts) -> bool:
     """Return whether work of a run in progress fails now."""
     is_known = facts.letters is not None
     return facts.is_live and facts.run.phase == "running" and is_known and bool(_letters(facts))
+
+
+def cause_of(letters: Sequence[DeadLetterView]) -> str:
+    """Return the most frequent reason of open letters, for which a run fails; empty without any."""
+    return next((reason for reason, _ in reasons([e for e in letters if e.state == "open"])), "")
+
+
+def _failure(run: RunView, letters: Sequence[DeadLetterView]) -> str:
+    """Return why the run has failed, and the command that prints the log line."""
+    failure, cause = run.failure or "", cause_of(letters)
+    because = f", because of {cause}" if cause and cause not in failure else ""
+    return f"the run has failed: {failure}{because}; see `digenrl logs {run.run} --level error`"
 
 
 def late(queues: Sequence[QueueView]) -> list[str]:

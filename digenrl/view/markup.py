@@ -23,6 +23,7 @@ from digenrl.reading.wording import (
 LINKS = {
     "workers": ("/workers", "the page of workers"),
     "logs": ("/logs", "the page of logs"),
+    "logs --level error": ("/logs?level=error#failure", "the log line"),
     "dlq": ("/letters", "the page of failed work"),
     "pause": ("/letters", "the page of failed work"),
 }
@@ -87,7 +88,9 @@ def _linked(context: Context, sentence: str, here: str = "") -> Markup:
 
 
 def _command(text: str, here: str, base: str) -> Markup:
-    address, title = LINKS.get(text.split()[1], ("", ""))
+    _, command, *words = text.split()
+    known = LINKS.get(" ".join([command, *words[1:]])) or LINKS.get(command)
+    address, title = known or ("", "")
     if not address:
         return Markup("<code>{}</code>").format(text)
     if address == here:

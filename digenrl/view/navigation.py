@@ -39,8 +39,7 @@ def group_of(page: str) -> str:
     >>> group_of("sample"), group_of("error")
     ('Pictures', '')
     """
-    shown = PARENTS.get(page, page)
-    return next((group for group, pages in GROUPS.items() if shown in pages), "")
+    return next((group for group, pages in GROUPS.items() if PARENTS.get(page, page) in pages), "")
 
 
 def address(page: str) -> str:

@@ -15,7 +15,7 @@ from jinja2 import Environment
 from digenrl.api.live import LiveRun
 from digenrl.api.run_history import RunHistory
 from digenrl.api.status import read_run
-from digenrl.view.navigation import GROUPS, address, group_of, title
+from digenrl.view.navigation import GROUPS, PARENTS, address, group_of, title
 from services.scheduler.shell.api_models import RunView
 from shared.caches import SharedResults
 from shared.process.http_access import CALLER, Caller
@@ -101,8 +101,8 @@ def render(
 ) -> HTMLResponse:  # fmt: skip
     """Return a page, with what every page has; ``scripts`` and ``styles`` are its own files."""
     text = templates.get_template(f"{template}.html").render(
-        page=page, groups=GROUPS, group=group_of(page), title=title, address=address,
-        base=request.scope.get(BASE, ""), wall=request.scope.get(WALL, ""),
+        page=page, groups=GROUPS, group=group_of(page), tab=PARENTS.get(page, page), title=title,
+        address=address, base=request.scope.get(BASE, ""), wall=request.scope.get(WALL, ""),
         may_export=is_operator(request), scripts=[*scripts], styles=[*styles], **fields,
     )  # fmt: skip
     return HTMLResponse(text, headers={"content-security-policy": POLICY})

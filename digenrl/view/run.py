@@ -13,6 +13,7 @@ from digenrl.evaluation.records import FIGURES
 from digenrl.reading.facts import MAX_LETTERS
 from digenrl.reading.letters import reasons
 from digenrl.reading.wording import KINDS, QUEUES
+from digenrl.view.gallery import picture_ratio
 from digenrl.view.navigation import OVERVIEW
 from digenrl.view.pages import Pages, shared_route
 from services.scheduler.costs.profile import profile_names
@@ -71,7 +72,8 @@ def _add_overview(router: APIRouter, pages: Pages) -> None:
         ]  # fmt: skip
         return await pages.page(
             request, OVERVIEW, refreshes=True, words=FIGURES, queue_words=QUEUES, at=newest,
-            evaluations=history.evaluations, number=prompt, ends=ends,
+            evaluations=history.evaluations, number=prompt, ends=ends, recipe=history.recipe,
+            ratio=picture_ratio(history.recipe),
         )  # fmt: skip
 
 

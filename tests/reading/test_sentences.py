@@ -223,13 +223,15 @@ def test_dead_letters_are_an_alarm_while_they_come() -> None:
 def test_a_failure_is_the_first_alarm() -> None:
     failed = facts(run(failure="the ratio is 3", num_dead_letters=1, alarms=["trained nothing"]))
     lines = alarms(failed)
-    assert lines[0] == "the run has failed: the ratio is 3" and len(lines) == 3
+    see = "see `digenrl logs test --level error`"
+    assert lines[0] == f"the run has failed: the ratio is 3; {see}" and len(lines) == 3
     assert alarms(facts()) == []
     scored = facts(
-        run(failure="no sample"), letters=[letter("reward: mine: KeyError: 1", 0)], is_live=False
-    )
+        run(failure="no sample"), is_live=False,
+        letters=[letter("other", 0), *[letter("reward: mine: KeyError: 1", 1)] * 2],
+    )  # fmt: skip
     assert alarms(scored) == [
-        "the run has failed: no sample; newest dead letter: reward: mine: KeyError: 1"
+        f"the run has failed: no sample, because of reward: mine: KeyError: 1; {see}"
     ]
 
 

@@ -68,6 +68,7 @@ def test_a_sample_says_why_it_is_as_it_is_beside_the_others_of_its_group(
     assert "<b>0.000</b> = 1 x proxy 0.000; its group has" in text and "on average" in text
     assert re.search(r"<dt>score of proxy</dt><dd>0; its group has 0\.\d+ on average", text)
     assert "such samples less likely" in text
+    assert 'href="/batches" aria-current="true">training samples' in text
     assert "1 of 4 in its group" in text and text.count('href="/sample?') == 4
     failed = page_text(run, tokens, unscored)
     assert (

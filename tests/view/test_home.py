@@ -172,7 +172,7 @@ async def test_a_card_has_pictures_before_and_after_and_the_change_of_the_reward
     assert old["summary"]["curve"] == [0.25, 0.5, 0.75, 1.0]
     assert old["summary"]["devices"] == "1 reward, 2 rollout, 1 trainer"
     assert "+0.4<" in client.get("/runs").text
-    assert "gain: +1.4 standard deviations of gold accuracy" in client.get("/runs").text
+    assert "gold accuracy rose by 1.4 times the spread between pictures" in client.get("/runs").text
     pictures = [client.get(f"/v1/runs/old/pictures/{kind}") for kind in ("before", "after")]
     assert [each.headers["content-type"] for each in pictures] == ["image/png"] * 2
     assert pictures[0].content != pictures[1].content
@@ -209,14 +209,34 @@ def test_runs_with_unlike_rewards_are_ordered_by_gains_in_standard_deviations(
     text = client_of(FolderOfRuns(tmp_path), tokens, "viewer").get("/runs?sort=learned").text
     found = re.findall(r'id="run-([\w-]+)"', text)
     assert found == ["small-scale", "large-scale", "unknown"]
-    assert "gain: +1.5 standard deviations of gold ocr" in text
+    assert "gold ocr rose by 1.5 times the spread between pictures" in text
 
 
 def test_a_failed_run_shows_why(tmp_path: Path, tokens: Tokens) -> None:
     folder = local_run(tmp_path / "lost")
     RunProgress("failed", 3, 30, failure="the scorer said <NaN>").write(folder)
     text = client_of(FolderOfRuns(tmp_path), tokens, "viewer").get("/runs").text
-    assert "/runs/lost/logs?level=error" in text and "the scorer said &lt;NaN&gt;" in text
+    assert "/runs/lost/logs?level=error#failure" in text and "the scorer said &lt;NaN&gt;" in text
+    cause = Summary(made_at="failed 3", cause="reward: ink: KeyError")
+    (folder / "card").mkdir()
+    (folder / "card" / "summary.json").write_text(cause.model_dump_json())
+    text = client_of(FolderOfRuns(tmp_path), tokens, "viewer").get("/runs").text
+    assert '#failure">reward: ink: KeyError</a>' in text
+
+
+def test_a_card_names_the_measure_of_its_reward_and_sorts_by_it(
+    tmp_path: Path, tokens: Tokens
+) -> None:
+    for name, summary in {"good": Summary(first=0.1, last=0.3), "new": Summary()}.items():
+        card = local_run(tmp_path / name) / "card"
+        card.mkdir()
+        (card / "summary.json").write_text(summary.model_dump_json())
+    text = client_of(FolderOfRuns(tmp_path), tokens, "viewer").get("/runs?sort=reward").text
+    assert re.findall(r'id="run-([\w-]+)"', text) == ["good", "new"]
+    named = re.findall(
+        r'"quiet">([\w ,]+reward[\w ,]*)</span>\s+<span class="reward">([\d.]+)', text
+    )
+    assert named == [("evaluated reward", "0.3"), ("training reward, not evaluated yet", "0.5")]
 
 
 def test_a_recipe_is_copied_with_changes_and_a_wrong_one_is_refused(

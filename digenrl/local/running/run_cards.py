@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 from digenrl.api.run_history import RunHistory
 from digenrl.evaluation.records import GOLD, REWARD, EvaluationRecord
 from digenrl.local.runs import RECIPE_JSON, read_progress
+from digenrl.reading.alarms import cause_of
 from digenrl.reading.intervals import standard_gain
 
 M = TypeVar("M", bound=BaseModel)
@@ -46,8 +47,9 @@ class Summary(BaseModel):
     prompt: str = ""
     """Prompt of the pictures; empty without pictures."""
     first: float | None = None
-    """Reward of the first evaluation; without evaluations, of the first step."""
+    """Reward of the first evaluation; None without evaluations."""
     last: float | None = None
+    """Reward of the newest evaluation."""
     curve: list[float] = []
     """Training reward over the steps."""
     gain: float | None = None
@@ -55,6 +57,8 @@ class Summary(BaseModel):
     scores: gains of unlike rewards can be compared."""
     gain_of: str = ""
     """Name of the score: a gold reward if there is one."""
+    cause: str = ""
+    """Most frequent reason of work that has failed for good."""
 
 
 class RunCard(BaseModel):
@@ -76,7 +80,7 @@ class RunCard(BaseModel):
 
     @property
     def learned(self) -> float:
-        """Change of the reward, 0 if it is unknown."""
+        """Change of the evaluated reward, 0 if it is unknown."""
         first, last = self.summary.first, self.summary.last
         return 0.0 if first is None or last is None else last - first
 
@@ -85,7 +89,7 @@ async def summarise(history: RunHistory) -> tuple[Summary, dict[str, bytes]]:
     """Return the summary of a run, and its pictures by their names."""
     await history.look()
     curve = [each.metrics["reward_mean"] for each in history.steps if "reward_mean" in each.metrics]
-    ends = [each.quality.reward for each in history.evaluations] or curve
+    ends = [each.quality.reward for each in history.evaluations]
     devices = history.recent_usage[-1].devices if history.usage else ()
     roles = Counter(re.sub(r"-\d+$", "", name) for name in devices)
     summary = Summary(
@@ -94,6 +98,7 @@ async def summarise(history: RunHistory) -> tuple[Summary, dict[str, bytes]]:
         curve=[*curve[: -1 : -(-len(curve) // MAX_CURVE)], curve[-1]] if curve else [],
     )  # fmt: skip
     summary.gain, summary.gain_of = _gain(history)
+    summary.cause = cause_of([*(await history.letters()).newest_first("open")])
     if not history.evaluations or not history.evaluations[0].samples:
         return summary, {}
     shown = history.evaluations[0].samples[0], history.evaluations[-1].samples[0]
