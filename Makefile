@@ -59,7 +59,7 @@ LONG = $(patsubst %,--ignore tests/shared/diffusion/%,$(OF_MODELS)) $(patsubst %
 test-fast: $(TEST_VENV)/.installed
 	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 --dist worksteal -m "not (broker or run or clock or slow or night)" $(LONG) $(FAST)
 
-# Everything: breadth, 1,000 worlds, other examples each time.
+# Everything: breadth, 1,000 worlds, twice as many examples, and others each time.
 test-all: export DIGENRL_WORLD_SEEDS = 1000
 test-all: export DIGENRL_EXAMPLES = random
 test-all: $(TEST_VENV)/.installed

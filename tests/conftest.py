@@ -26,10 +26,12 @@ settings.register_profile(
     "same",
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    max_examples=100,
+    max_examples=50,
     derandomize=True,
 )
-settings.register_profile("random", settings.get_profile("same"), derandomize=False)
+settings.register_profile(
+    "random", settings.get_profile("same"), max_examples=100, derandomize=False
+)
 settings.load_profile(os.environ.get("DIGENRL_EXAMPLES", "same"))
 
 typer.testing._get_command = cache(typer.main.get_command)  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ from tests.world.faults import Fault
 from tests.world.run import Outcome
 from tests.world.sweep import run_seed, shortened
 
-NUM_SEEDS = int(os.environ.get("DIGENRL_WORLD_SEEDS", "90"))
+NUM_SEEDS = int(os.environ.get("DIGENRL_WORLD_SEEDS", "60"))
 CHUNK = 15
 REPLAYED = 3
 DIGESTS = (

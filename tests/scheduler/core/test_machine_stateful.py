@@ -209,4 +209,4 @@ class SchedulerModel(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerModel.TestCase
-TestScheduler.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestScheduler.settings = settings(stateful_step_count=50)

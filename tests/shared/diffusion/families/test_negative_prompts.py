@@ -34,6 +34,7 @@ GUIDED = sorted(
      "hunyuan-video15", "ltx2"}
     & {*tiny_models.FAMILIES, *tiny_models.OTHERS}
 )  # fmt: skip
+QUICK = "sd3", "qwen-image", "wan", "z-image"
 DISTILLED = [name for name in ("flux", "hunyuan-video", "flux2") if name in tiny_models.FAMILIES]
 
 
@@ -56,10 +57,7 @@ def source_of(family: str) -> bytes | None:
 
 @pytest.mark.parametrize(
     "family",
-    [
-        pytest.param(family, marks=pytest.mark.slow if family == "hunyuan-video15" else ())
-        for family in GUIDED
-    ],
+    [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in GUIDED],
 )
 def test_samples_are_the_pipeline_s_with_that_negative_prompt(family: str, tmp_path: Path) -> None:
     """That of a prompt goes before the recipe's, and that before its authors'."""
