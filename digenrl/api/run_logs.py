@@ -108,7 +108,7 @@ def read(path: Path, positions: dict[Path, int]) -> Iterator[LogLine]:
     at, level = "", "info"
     year = datetime.fromtimestamp(path.stat().st_mtime).astimezone().year
     with path.open("rb") as file:
-        if positions.get(path, 0) > path.stat().st_size:  # `digenrl host` has emptied it
+        if positions.get(path, 0) > path.stat().st_size:  # `digenrl host` has cut it
             positions[path] = 0
         file.seek(positions.get(path, 0))
         for raw in file:

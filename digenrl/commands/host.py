@@ -10,7 +10,7 @@ import typer
 from digenrl.api.run_logs import read
 from digenrl.commands.logs import POLL_S
 from digenrl.commands.options import recipe_file
-from digenrl.local.limits import MAX_LOG_BYTES
+from digenrl.local.limits import MAX_LOG_BYTES, MAX_LOG_TAIL_BYTES
 from shared.errors import UserError
 
 
@@ -23,10 +23,7 @@ def host(
         ),
     ],
     roles: Annotated[
-        str,
-        typer.Option(
-            help="rollout, trainer, reward, encoder, with commas; by default those with keys"
-        ),
+        str, typer.Option(help="some of rollout,trainer,reward,encoder; by default those with keys")
     ] = "",
     gpus: Annotated[
         str, typer.Option(envvar="DIGENRL_GPUS", help="such as 0-3 or 0,2; by default all")
@@ -36,8 +33,7 @@ def host(
         typer.Option(help="end when the run is finished; by default stay for more"),
     ] = None,
     at: Annotated[
-        str,
-        typer.Option(help="address of this host: it has brokers, scheduler and page of the run"),
+        str, typer.Option(help="address of this host, which has brokers, scheduler and page")
     ] = "",
     recipe: Annotated[
         Path | None, typer.Option(help="with --at: the run's recipe", callback=recipe_file)
@@ -47,9 +43,7 @@ def host(
     ] = "",
     logs: Annotated[
         Path | None,
-        typer.Option(
-            help="folder of logs; by default logs, without --at logs/HOST, next to the keys"
-        ),
+        typer.Option(help="for logs; by default logs, without --at logs/HOST, next to the keys"),
     ] = None,
 ) -> None:
     """Take part in a run: keep one process per GPU running, until Ctrl-C or the end of the run.
@@ -87,7 +81,8 @@ def host(
 
 
 def _print_logs(folder: Path, positions: dict[Path, int], ended: threading.Event) -> None:
-    """Print what this host's processes log, until they have ended."""
+    """Print what this host's processes log, until they have ended; of a long log the newest lines
+    are kept, which have the reason if its process ends."""
     is_last = False
     while not is_last:
         is_last = ended.wait(POLL_S)
@@ -95,4 +90,9 @@ def _print_logs(folder: Path, positions: dict[Path, int], ended: threading.Event
             for line in read(path, positions):
                 typer.echo(f"{line.process}: {line.raw}")
             if positions.get(path, 0) > MAX_LOG_BYTES:
-                os.truncate(path, 0)
+                with path.open("a+b") as file:
+                    file.seek(positions[path] - MAX_LOG_TAIL_BYTES)
+                    newest = file.read()  # with lines that were written meanwhile
+                    file.truncate(0)
+                    file.write(newest)
+                positions[path] = MAX_LOG_TAIL_BYTES

@@ -8,7 +8,7 @@ import typer
 from shared.errors import UserError
 
 if TYPE_CHECKING:
-    from digenrl.local.hosts.units import HostsFile, Shell
+    from digenrl.local.hosts.units import HostsFile
 
 hosts = typer.Typer(help="Hosts of a lab: systemd units over ssh.", no_args_is_help=True)
 
@@ -28,25 +28,25 @@ def units(file: File = FILE, out: Out = OUT) -> None:
 @hosts.command()
 def apply(file: File = FILE, out: Out = OUT, plan: Plan = False) -> None:
     """Copy them to the hosts, and start what is not running as written."""
-    from digenrl.local.hosts.units import apply
+    from digenrl.local.hosts.units import Shell, apply
 
-    apply(_write(file, out), out, _shell(plan))
+    apply(_write(file, out), out, Shell(plan, typer.echo))
 
 
 @hosts.command()
 def status(file: File = FILE, plan: Plan = False) -> None:
     """Print what the unit of each host does."""
-    from digenrl.local.hosts.units import read_hosts, status
+    from digenrl.local.hosts.units import Shell, read_hosts, status
 
-    status(read_hosts(file), _shell(plan))
+    status(read_hosts(file), Shell(plan, typer.echo))
 
 
 @hosts.command()
 def down(file: File = FILE, plan: Plan = False) -> None:
     """Stop the units, and delete them and the keys on all hosts."""
-    from digenrl.local.hosts.units import down, read_hosts
+    from digenrl.local.hosts.units import Shell, down, read_hosts
 
-    down(read_hosts(file), _shell(plan))
+    down(read_hosts(file), Shell(plan, typer.echo))
 
 
 def _write(file: Path, out: Path) -> "HostsFile":
@@ -60,9 +60,3 @@ def _write(file: Path, out: Path) -> "HostsFile":
     for role in {"trainer", "reward"} - hosts_file.roles:
         typer.echo(f"no host has the role {role}: the run waits for one", err=True)
     return hosts_file
-
-
-def _shell(plans: bool) -> "Shell":
-    from digenrl.local.hosts.units import Shell
-
-    return Shell(plans=plans, say=typer.echo)

@@ -87,7 +87,7 @@ FAREWELL_S = 5.0
 HOST_READY_S = 10.0
 """A host marks this often that all its workers are ready; probes allow a minute."""
 MAX_LOG_BYTES = 64 << 20
-"""`digenrl host`, which prints the logs of its processes, empties a file of more bytes."""
+"""`digenrl host`, which prints the logs of its processes, keeps only the newest of more bytes."""
 HOST_RETRY_S = 5.0
 """Seconds between two attempts of a host at brokers that do not respond."""
 MAX_OPEN_RUNS = 6

@@ -74,8 +74,8 @@ HostCacheFolder = Annotated[str, AfterValidator(_cache_folder)]
 
 
 class SecretSettings(BaseSettings):
-    """Settings with secrets in files: the folder is named when they are read, as one program may
-    start several services."""
+    """Settings with secrets in files: their folder is ``_secrets_dir``, or by default that of
+    DIGENRL_SECRETS_DIR when they are read."""
 
     model_config = SettingsConfigDict(env_prefix="digenrl_", extra="ignore", frozen=True)
 
@@ -88,7 +88,8 @@ class SecretSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        folder = os.environ.get("DIGENRL_SECRETS_DIR")
+        given = getattr(file_secret_settings, "secrets_dir", None)
+        folder = given or os.environ.get("DIGENRL_SECRETS_DIR")
         return init_settings, env_settings, SecretsSettingsSource(settings_cls, folder)
 
 

@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from digenrl.local.processes.ports import free_ports
-from tests.paths import ROOT
+from tests.deploy.gpus import fake_gpus, workers_in
+from tests.paths import RECIPES, ROOT
 from tests.view.browser import browsing
 
 pytestmark = pytest.mark.deploy
@@ -172,3 +173,47 @@ def test_the_commands_for_a_desk_train_in_one_container_of_workers(
     finally:
         compose(*end, "--volumes")
     assert what_is_left() == ""
+
+
+HOSTS = {(1, ""): 1, (2, ""): 2, (8, ""): 8, (8, "0-1"): 2}
+"""GPUs of a host, `DIGENRL_GPUS` -> how many are used."""
+
+
+@pytest.fixture
+def desk(builds: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The files for a desk, with brokers and the scheduler of a run whose members need a GPU."""
+    recipe = (RECIPES / "digits-fluid.toml").read_text().replace('device = "cpu"\n', "")
+    (tmp_path / "recipe.toml").write_text(recipe)
+    mounted = f"['{tmp_path}/recipe.toml:/app/recipes/gpus.toml:ro']"
+    (tmp_path / "recipe.yml").write_text(f"services: {{ scheduler: {{ volumes: {mounted} }} }}\n")
+    [port] = free_ports(1)
+    settings = {"RUN": "digits-fluid", "RECIPE": "recipes/gpus.toml", "PORT": port}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"DIGENRL_{name}", str(value))
+    files = [*desk_commands()[0][:4], "-f", str(tmp_path / "recipe.yml")]
+    try:
+        compose(*files, "build", "host")
+        compose(*files, "up", "--build", "--wait", "scheduler")
+        yield files
+    finally:
+        compose(*files, "down", "--volumes")
+    assert what_is_left() == ""
+
+
+@pytest.mark.run
+@pytest.mark.timeout(600)
+def test_the_host_of_a_desk_uses_each_of_its_gpus_once(desk: list[str], tmp_path: Path) -> None:
+    for (count, gpus), used in HOSTS.items():
+        files = [*desk, "-f", str(fake_gpus(tmp_path, count))]
+        compose(*files, "up", "--detach", "--no-deps", "host", DIGENRL_GPUS=gpus)
+        [container] = compose(*files, "ps", "--quiet", "host").split()
+        expected = {f"trainer-{gpu}": [str(gpu)] for gpu in range(used)} | {"reward-0": [""]}
+        prefix = f"{container[:12]}-"
+        names = {prefix + name for name in expected}
+        wait_until(lambda: workers_in(container).keys() == names, seconds=90)  # noqa: B023
+        found = workers_in(container)
+        assert {name.removeprefix(prefix): each for name, each in found.items()} == expected
+        [begun] = re.findall(r'"workers": (\[.*?\])', compose(*files, "logs", "host"))
+        assert {*json.loads(begun)} == names
+        compose(*files, "kill", "host")
+        compose(*files, "rm", "--force", "host")

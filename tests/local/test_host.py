@@ -108,6 +108,7 @@ def test_logs_of_a_host_are_printed_once_and_their_files_do_not_grow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(host, "MAX_LOG_BYTES", 1000)
+    monkeypatch.setattr(host, "MAX_LOG_TAIL_BYTES", 100)
     path, positions = tmp_path / "rollout-0.log", dict[Path, int]()
     ended = threading.Event()
     ended.set()  # the logs are read once
@@ -115,6 +116,6 @@ def test_logs_of_a_host_are_printed_once_and_their_files_do_not_grow(
         with path.open("a") as file:
             file.write(f"line {number}\n" * 10)
         host._print_logs(tmp_path, positions, ended)
-        assert path.stat().st_size <= 1000
+        assert path.stat().st_size <= 1000 and path.read_text().endswith(f"line {number}\n" * 9)
     expected = [f"rollout-0: line {number}" for number in range(100) for _ in range(10)]
     assert capsys.readouterr().out.splitlines() == expected

@@ -64,10 +64,9 @@ def make_deployment(folder: Path, places: BrokerAddresses, runs: Collection[str]
     _write_nats(brokers / "nats", keys, places.nats, at_nats)
     at_redis = _certificate(authority, brokers / "redis", places.redis)
     _write_redis(brokers / "redis", keys, places.redis, at_redis)
-    _certificate(authority, brokers / "s3", urlsplit(places.s3).netloc)
-    seaweedfs.write_settings(
-        brokers / "s3", keys, seaweedfs.make_internal_tls(brokers / "s3"), runs
-    )
+    home = brokers / "s3"
+    _certificate(authority, home, urlsplit(places.s3).netloc)
+    seaweedfs.write_settings(home, keys, seaweedfs.make_internal_tls(home), runs)
     lines = [
         f"services: DIGENRL_SECRETS_DIR={folder}/<role>",
         f"services: DIGENRL_API_TOKENS={folder}/api_tokens.json",

@@ -10,8 +10,8 @@ import re
 import shlex
 import signal
 import socket
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,15 +67,11 @@ async def take_part(request: HostRequest) -> None:
         UserError: if this host can never take part.
         ChildFailed: if a process of this host keeps failing.
     """
-    ended = asyncio.Event()
+    work = asyncio.create_task(_work(request))
     for signum in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signum, ended.set)
-    work, stop = asyncio.create_task(_work(request)), asyncio.create_task(ended.wait())
-    await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
-    stop.cancel()
-    if work.done():
-        return work.result()
-    work.cancel()
+        asyncio.get_running_loop().add_signal_handler(
+            signum, lambda: work.cancelling() or work.cancel()
+        )
     with suppress(asyncio.CancelledError):
         await work
 
@@ -130,10 +126,10 @@ async def _plan_workers(request: HostRequest) -> tuple[Recipe, list[Program]]:
     read_settings(request.keys)
     run, roles = os.environ["DIGENRL_RUN"], request.roles or roles_in(request.keys)
     for role in roles:
-        with secrets_of(request.keys, role):
-            settings = ServiceSettings(run=run)
-            await _check_role(settings, request)
-            store = open_store(settings.store)
+        _refuse_faults("--keys", secrets_findings(str(request.keys / role)))
+        settings = ServiceSettings(_secrets_dir=request.keys / role, run=run)  # type: ignore[call-arg]
+        await _check_role(settings, request)
+    store = open_store(settings.store)
     recipe = await wait_for_recipe(store, run, place=settings.store_place)
     if request.until_finished and request.first is None and await _has_ended(store, run):
         raise RunFinished
@@ -246,22 +242,6 @@ def roles_in(keys: Path) -> list[Role]:
             "folder keys of the first host"
         )
     return present
-
-
-@contextmanager
-def secrets_of(keys: Path, role: Role) -> Iterator[None]:
-    """Read the secrets of a role inside this block.
-
-    Raises:
-        UserError: if the folder is not there, or cannot be read by this user alone.
-    """
-    folder = keys / role
-    _refuse_faults("--keys", secrets_findings(str(folder)))
-    os.environ["DIGENRL_SECRETS_DIR"] = str(folder)
-    try:
-        yield
-    finally:
-        del os.environ["DIGENRL_SECRETS_DIR"]
 
 
 async def _check_role(settings: ServiceSettings, request: HostRequest) -> None:

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, ValidationError
 
 from digenrl.local.brokers.deployment import BrokerAddresses, make_deployment
-from digenrl.local.brokers.private_network import check_address
+from digenrl.local.hosts.first_host import check_address
 from digenrl.local.hosts.host import parse_gpus, parse_roles
 from digenrl.local.secrets.tokens import KEYS, write_secret
 from shared.errors import Faults, UserError
@@ -185,15 +185,12 @@ WantedBy=default.target
 """
 
 
-Say = Callable[[str], None]
-
-
 @dataclass(frozen=True)
 class Shell:
     """Runs commands here, or prints them."""
 
     plans: bool
-    say: Say
+    say: Callable[[str], None]
 
     def run(self, *words: str) -> str:
         """Return what a command prints.
