@@ -74,8 +74,8 @@ HostCacheFolder = Annotated[str, AfterValidator(_cache_folder)]
 
 
 class SecretSettings(BaseSettings):
-    """Settings with secrets in files: their folder is ``_secrets_dir``, or by default that of
-    DIGENRL_SECRETS_DIR when they are read."""
+    """Settings with secrets in files of the folder ``_secrets_dir``, by default
+    DIGENRL_SECRETS_DIR."""
 
     model_config = SettingsConfigDict(env_prefix="digenrl_", extra="ignore", frozen=True)
 

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.usefixtures("needs_docker"),
 ]  # fmt: skip
 UNIT = "/home/me/.config/systemd/user/digenrl-lab.service"
-END_S = 90.0
+END_S = 180.0
 STATES = {
     "settings that are not there": ("rm keys/hosts.env", "hosts.env: No such file or directory"),
     "settings of no run": ("sed -i /DIGENRL_RUN/d keys/hosts.env", "does not name the run"),
@@ -26,8 +26,9 @@ STATES = {
         "sed -i s/@/-other@/ keys/rollout/digenrl_nats_url", "refuses this user or password",
     ),
     "the authority of another lab": (
-        "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=other -keyout /dev/null "
-        "-out keys/rollout/digenrl_ca", "has a certificate that DIGENRL_CA does not verify",
+        "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=other -keyout /dev/null -out /ca; "
+        "{ echo \"export DIGENRL_CA='$(cat /ca)'\"; cat keys/hosts.env; } > /first; "
+        "cp /first keys/hosts.env", "has a certificate that DIGENRL_CA does not verify",
     ),
     "an unknown role": (f"sed -i 's/--roles rollout/--roles judge/' {UNIT}", "judge is unknown"),
     "a role without work": (
