@@ -56,6 +56,7 @@ LIMITS: dict[str, dict[str, object]] = {
         "HOST_RETRY_S": 5.0,
         "MAX_OPEN_RUNS": 6,
         "OPEN_RUN_IDLE_S": 60.0,
+        "STORED_RUNS_S": 30.0,
         "PAGE_NICENESS": 10,
         "COPY_PROGRESS_S": 5.0,
     },

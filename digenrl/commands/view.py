@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from digenrl.commands import options
-from digenrl.local.runs import find_run, names_store
+from digenrl.local.runs import find_run
 from shared.errors import UserError
 
 
@@ -38,16 +38,12 @@ def view(
 
     if may_start and host not in LOOPBACK:
         raise UserError("--may-start: a recipe can name a Python file; listen on 127.0.0.1")
-    one = name or scheduler or names_store() or os.environ.get("DIGENRL_RUN")
+    one = name or scheduler or os.environ.get("DIGENRL_RUN")
     wanted = find_run(name, runs, reads=True) if one else None
     settings = options.settings_from_options(
-        run=wanted.id if wanted else "all",
-        worker="view",
-        host=host,
-        port=port,
-        open_api=open_api,
-        plain_http=plain_http,
-    )
+        run=wanted.id if wanted else "all", worker="view", host=host, port=port,
+        open_api=open_api, plain_http=plain_http,
+    )  # fmt: skip
     if scheduler:
         configure_logs(service="view", worker=settings.worker, run=settings.run)
     else:

@@ -94,6 +94,8 @@ MAX_OPEN_RUNS = 6
 """Open runs of the page of all runs: a further one closes the run used longest ago."""
 OPEN_RUN_IDLE_S = 60.0
 """The page closes a run without readers after this long: other commands may resume it."""
+STORED_RUNS_S = 30.0
+"""Seconds between two lists of the runs of a store, for the page of all runs."""
 PAGE_NICENESS = 10
 """CPU niceness of the page and its commands: a run on the same host has precedence. With 19, an
 export took 88 s instead of 6 while three other processes were busy."""

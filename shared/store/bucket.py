@@ -170,6 +170,11 @@ class BucketBackend:
                 for entry in page
             ]
 
+    async def folders(self) -> list[str]:
+        with _as_unavailable():
+            listed = await obstore.list_with_delimiter_async(self._store)
+            return [each.rstrip("/") for each in listed["common_prefixes"]]
+
     async def unfinished(self, prefix: str) -> list[StoredObject]:
         return []
 

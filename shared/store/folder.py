@@ -155,6 +155,10 @@ class FolderBackend:
         return [each for each in self._files(prefix) if not _is_temporary(each.key)]
 
     @in_thread
+    def folders(self) -> list[str]:
+        return [path.name for path in self._root.glob("*") if path.is_dir()]
+
+    @in_thread
     def unfinished(self, prefix: str) -> list[StoredObject]:
         return [each for each in self._files(prefix) if _is_temporary(each.key)]
 

@@ -118,6 +118,10 @@ class ObjectStore:
         """Return every key under ``folder``, sorted."""
         return sorted(await self.backend.keys(checked_key(folder) + "/"))
 
+    async def folders(self) -> list[str]:
+        """Return the names of the folders at the top of the store, sorted."""
+        return sorted(name for name in await self.backend.folders() if _KEY.match(name))
+
     async def entries(self, folder: str) -> list[StoredObject]:
         """Return every object under ``folder``, sorted by its key."""
         return sorted(await self.backend.entries(checked_key(folder) + "/"))

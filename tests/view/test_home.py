@@ -14,12 +14,16 @@ from digenrl.api.run_history import RunHistory
 from digenrl.local.running.fleet import FolderOfRuns
 from digenrl.local.running.home import create_home
 from digenrl.local.running.run_cards import Summary
+from digenrl.local.running.stored_runs import StoredRuns
 from digenrl.local.runs import RunProgress
 from digenrl.local.secrets.tokens import Tokens, load_tokens
 from digenrl.view.pages import View
+from shared.errors import Unavailable
 from shared.process.http_access import Access, Role, TokenFile
 from shared.process.http_guard import Guard, own_names
 from shared.recipe.recipe import load_recipe
+from shared.store import ObjectStore
+from shared.store.folder import FolderBackend
 from tests.follow.runs import RUN
 from tests.view.sight import Scheduler, local_run
 from tests.view.stored import stored_run
@@ -127,7 +131,40 @@ async def test_a_run_without_a_folder_here_is_listed_as_well(
     own = runs.views["new"]
     text = client_of(FolderOfRuns(tmp_path, own), tokens, "viewer", own).get("/runs").text
     assert f'href="/runs/{RUN}/"' in text and "step 4 of 30" in text
-    assert "only the run that it was started for" in text
+
+
+class Unlisted(FolderBackend):
+    """A store that its keys may read below one prefix alone."""
+
+    async def folders(self) -> list[str]:
+        raise Unavailable("the object store refuses these keys")
+
+
+async def test_the_runs_of_a_store_are_listed_where_its_keys_allow_it(
+    runs: TwoRuns, tokens: Tokens, tmp_path: Path
+) -> None:
+    store = (await asyncio.to_thread(stored_run, tmp_path)).store
+    await store.write("models/sd3/model_index.json", b"{}")
+    own = runs.views["old"]
+    fleet = FolderOfRuns(tmp_path / "runs", stored=StoredRuns(store))
+    client = client_of(fleet, tokens, "operator")
+    assert await fleet.open(RUN) is not None and await fleet.open("none") is None
+    keeping = asyncio.create_task(fleet.keep_up())
+    async with asyncio.timeout(30):
+        while [each.state for each in await fleet.cards()] != ["unfinished"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    keeping.cancel()
+    text = client.get("/runs").text
+    assert f'href="/runs/{RUN}/"' in text and "step 4 of 30" in text and "copy-dialog" in text
+    assert "copy the recipe of" not in text, "notes and copies need a folder"
+    assert client.get(f"/v1/runs/{RUN}/pictures/after").content.startswith(b"\x89PNG")
+    unlisted = StoredRuns(ObjectStore(Unlisted(tmp_path / "objects")))
+    text = (
+        client_of(FolderOfRuns(tmp_path / "runs", own, unlisted), tokens, "viewer")
+        .get("/runs")
+        .text
+    )
+    assert f'href="/runs/{RUN}/"' in text and "the object store refuses these keys" in text
 
 
 async def test_the_runs_of_a_store_that_is_a_folder_are_listed_and_opened(

@@ -212,6 +212,10 @@ class BucketHandle:
         folder = f"{prefix.rstrip('/')}/"
         return await self._serve("list", folder, 0, lambda: self._list(folder))
 
+    async def folders(self) -> list[str]:
+        keys = await self._serve("list", "", 0, lambda: self._keys(""))
+        return [*{key.partition("/")[0] for key in keys}]
+
     async def unfinished(self, prefix: str) -> list[StoredObject]:
         return []
 

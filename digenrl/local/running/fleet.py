@@ -11,9 +11,9 @@ from pathlib import Path
 
 from digenrl.api.live import LiveRun, client_of
 from digenrl.api.run_history import RunHistory
-from digenrl.api.status import read_run
 from digenrl.local.limits import MAX_OPEN_RUNS, OPEN_RUN_IDLE_S
 from digenrl.local.running.run_cards import CARD_FOLDER, SUMMARY_JSON, RunCard, card_of, summarise
+from digenrl.local.running.stored_runs import StoredRuns, card_of_view
 from digenrl.local.runs import RECIPE_JSON, Run, in_progress, last_address, run_in_folder, runs_in
 from digenrl.local.store import local_store
 from digenrl.view.pages import View
@@ -49,6 +49,8 @@ class FolderOfRuns:
     folder: Path
     own: View | None = None
     """The run that the process was started for."""
+    stored: StoredRuns | None = None
+    """Runs of a store that has no folder here."""
     _open: dict[str, OpenRun] = field(default_factory=dict)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _unsummed: list[str] = field(default_factory=list)
@@ -63,9 +65,22 @@ class FolderOfRuns:
             each.name for each in cards
             if each.moment not in (each.summary.made_at, self._failed.get(each.name))
         ]  # fmt: skip
-        if self.own is None or self.own.history.run in [each.name for each in cards]:
-            return cards
-        return [await _card_of(self.own), *cards]
+        here = {each.name: each for each in cards}
+        stored = [] if self.stored is None else await self.stored.cards(here)
+        if self.own is not None and self.own.history.run not in here:
+            here = {self.own.history.run: await card_of_view(self.own), **here}
+        for each in stored:
+            card = here.setdefault(each.name, each)
+            if card.age_seconds is None:
+                card.summary, card.age_seconds = each.summary, each.age_seconds
+        return [*here.values()]
+
+    def picture(self, name: str, kind: str) -> bytes | None:
+        """Return a picture of a run's card; None if the run has none yet."""
+        if self.stored is not None and kind in self.stored.pictures.get(name, ()):
+            return self.stored.pictures[name][kind]
+        file = self.folder / name / CARD_FOLDER / kind
+        return file.read_bytes() if file.is_file() else None
 
     async def open(self, name: str) -> View | None:
         """Return a run, the same object until it ends or starts again; None: the folder lacks it.
@@ -73,14 +88,17 @@ class FolderOfRuns:
         if self.own is not None and name == self.own.history.run:
             return self.own
         run = run_in_folder(name, self.folder)
-        if run is None:
-            return None
         async with self._lock:
-            scheduler = last_address(run.folder) if in_progress(run.folder) else ""
+            scheduler = last_address(run.folder) if run and in_progress(run.folder) else ""
             if name in self._open and self._open[name].view.live.url != scheduler:
                 await self._open.pop(name).close()
             if name not in self._open:
-                self._open[name] = await asyncio.to_thread(_opened, run, scheduler)
+                if run is not None:
+                    self._open[name] = await asyncio.to_thread(_opened, run, scheduler)
+                elif self.stored is not None and (view := await self.stored.view(name)):
+                    self._open[name] = OpenRun(view, ExitStack())
+                else:
+                    return None
                 await self._close_unused(len(self._open) - MAX_OPEN_RUNS)
             self._open[name].used = time.monotonic()
             return self._open[name].view
@@ -105,7 +123,8 @@ class FolderOfRuns:
                 for name in self._unsummed[:1]:
                     await self._sum_up(name)
                 self._unsummed = self._unsummed[1:]
-                await asyncio.sleep(0 if self._unsummed else 1)
+                is_reading = self.stored is not None and await self.stored.read_next()
+                await asyncio.sleep(0 if self._unsummed or is_reading else 1)
                 async with self._lock:
                     late = time.monotonic() - OPEN_RUN_IDLE_S
                     runs = self._open.values()
@@ -184,12 +203,3 @@ def _opened(run: Run, scheduler: str) -> OpenRun:
     live = LiveRun(scheduler, client_of(scheduler, token))
     view = View(history, live, environment={**os.environ, **named}, folder=run.folder)
     return OpenRun(view, stack)
-
-
-async def _card_of(view: View) -> RunCard:
-    """Return the card of a run that has no folder here: a container serves one."""
-    now = await read_run(view.history, view.live)
-    return RunCard(
-        name=view.history.run, state=now.phase, step=now.step, steps=now.steps,
-        reward=now.metrics.get("reward_mean"), age_seconds=None,
-    )  # fmt: skip

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, FastAPI, HTTPException, Path, Request
-from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, Field
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from digenrl.local.running.fleet import FolderOfRuns, Value
-from digenrl.local.running.run_cards import CARD_FOLDER, NOTES_JSON, Notes, RunCard
+from digenrl.local.running.run_cards import NOTES_JSON, Notes, RunCard
 from digenrl.view.compare import Comparisons, compare_pages
 from digenrl.view.errors import add_error_pages
 from digenrl.view.markup import templates
@@ -69,7 +69,8 @@ def all_runs_app(fleet: FolderOfRuns, access: Access, *, may_start: bool = False
 
     @app.get(ALL_RUNS)
     async def runs(request: Request) -> HTMLResponse:
-        return await page(request, "runs", cards=await fleet.cards())
+        cards, stored = await fleet.cards(), fleet.stored
+        return await page(request, "runs", cards=cards, refusal=stored.refusal if stored else "")
 
     async def names() -> list[str]:
         return [each.name for each in await fleet.cards()]
@@ -90,12 +91,11 @@ def _cards_api(fleet: FolderOfRuns) -> APIRouter:
 
     @router.get("/v1/runs/{name}/pictures/{kind}")
     def picture(name: Name, kind: Literal["before", "after"]) -> Response:
-        file = fleet.folder / name / CARD_FOLDER / kind
-        if not file.is_file():
+        if (data := fleet.picture(name, kind)) is None:
             raise HTTPException(404, f"{name} has no picture yet")
-        is_png = file.read_bytes()[:1] == b"\x89"
+        media_type = "image/png" if data.startswith(b"\x89") else "image/jpeg"
         kept = {"cache-control": "private, max-age=60"}
-        return FileResponse(file, headers=kept, media_type=f"image/{'png' if is_png else 'jpeg'}")
+        return Response(data, headers=kept, media_type=media_type)
 
     return router
 

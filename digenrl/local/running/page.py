@@ -11,25 +11,22 @@ from digenrl.local.connection import connect_client
 from digenrl.local.limits import PAGE_LINK_TIMEOUT_S, PAGE_NICENESS
 from digenrl.local.running.fleet import FolderOfRuns
 from digenrl.local.running.home import create_home
-from digenrl.local.runs import Run, in_progress
+from digenrl.local.running.stored_runs import StoredRuns
+from digenrl.local.runs import Run, in_progress, names_store
 from digenrl.local.store import run_store
 from digenrl.view.pages import View
 from shared.errors import UserError
 from shared.process.http_access import Access, Caller
 from shared.process.service import freeze_gc, serve
-from shared.process.settings import ServiceSettings
+from shared.process.settings import Endpoints, ServiceSettings
 from shared.run.run_recipe import needed_recipe
+from shared.store import open_store
 
 
 def show(
-    run: Run | None,
-    folder: Path,
-    settings: ServiceSettings,
-    scheduler: str,
-    token_file: Path | None,
-    *,
-    may_start: bool = False,
-) -> None:
+    run: Run | None, folder: Path, settings: ServiceSettings, scheduler: str,
+    token_file: Path | None, *, may_start: bool = False,
+) -> None:  # fmt: skip
     """Serve the page of all runs, and of a run if one is named, until SIGINT or SIGTERM.
 
     `digenrl up` serves the page of its own run; for this run, only print a link to that page.
@@ -50,10 +47,14 @@ def show(
         print(link)  # noqa: T201 -- a link to click
         return
     with ExitStack() as stack:
-        history = None
+        history = stored = None
         if run is not None:
             history = RunHistory(stack.enter_context(run_store(run)), run.id)
-        asyncio.run(_show(history, folder, settings, scheduler, token_file, may_start=may_start))
+            stored = None if run.is_local else StoredRuns(history.store)
+        elif names_store():
+            stored = StoredRuns(open_store(Endpoints().store))
+        fleet = FolderOfRuns(folder, stored=stored)
+        asyncio.run(_show(history, fleet, settings, scheduler, token_file, may_start=may_start))
 
 
 def _link_to_live(run: Run) -> str | None:
@@ -65,14 +66,9 @@ def _link_to_live(run: Run) -> str | None:
 
 
 async def _show(
-    history: RunHistory | None,
-    folder: Path,
-    settings: ServiceSettings,
-    scheduler: str,
-    token_file: Path | None,
-    *,
-    may_start: bool = False,
-) -> None:
+    history: RunHistory | None, fleet: FolderOfRuns, settings: ServiceSettings, scheduler: str,
+    token_file: Path | None, *, may_start: bool = False,
+) -> None:  # fmt: skip
     if history is not None and not scheduler:
         await needed_recipe(history.store, history.run)
     listener = settings.listen(settings.host, settings.port)
@@ -81,18 +77,16 @@ async def _show(
     if scheduler:
         access.cookie += "-page"  # browsers send a cookie to all ports: the scheduler sets another
     async with client_of(scheduler, token_file) as client:
-        own = None
         if history is not None:
             live = LiveRun(scheduler.rstrip("/"), client)
-            own = View(history, live, dict(os.environ), folder / history.run)
-        fleet = FolderOfRuns(folder, own)
+            fleet.own = View(history, live, dict(os.environ), fleet.folder / history.run)
         if not scheduler:
             code = access.new_code(Caller("holder of the link", "operator"))
             sign_in = "" if access.is_open else f"sign-in?code={code}"
             print(f"{listener.url}/{sign_in}", flush=True)  # noqa: T201 -- a link to click
         freeze_gc()
         await serve(
-            create_home(fleet, access, own, may_start=may_start),
+            create_home(fleet, access, fleet.own, may_start=may_start),
             fleet.keep_up(),
             listener=listener,
             access=access,

@@ -73,6 +73,8 @@ class RunCard(BaseModel):
     failure: str | None = None
     summary: Summary = Summary()
     words: Notes = Notes()
+    has_folder: bool = True
+    """Whether its folder is on this host, for notes and copies."""
 
     @property
     def moment(self) -> str:

@@ -72,6 +72,9 @@ class InMemory:
         keys = await self.keys(prefix)
         return [StoredObject(k, len(self.objects[k][0]), self.objects[k][1]) for k in keys]
 
+    async def folders(self) -> list[str]:
+        return [*{key.partition("/")[0] for key in self.objects}]
+
     async def unfinished(self, prefix: str) -> list[StoredObject]:
         return []
 

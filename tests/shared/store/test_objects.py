@@ -79,6 +79,7 @@ async def folders_are_listed_and_deleted(store: ObjectStore) -> None:
     assert await store.delete_folder("run/batches/1") == 2
     assert await store.keys("run/batches") == ["run/batches/10/c"]
     assert await store.delete_folder("run/nothing") == 0
+    assert await store.folders() == ["run"]
 
 
 async def sizes_and_ages_are_listed(store: ObjectStore) -> None:
