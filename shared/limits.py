@@ -84,8 +84,6 @@ MAX_STREAM_DELAY_S = 0.1
 """Bytes of a stream are passed on after this long, even if they are few."""
 OTHER_BOOT_AGE_S = 86_400.0
 """An older folder of another boot is deleted; a younger one may be of another host of the home."""
-MAX_UNFLUSHED_PIECES = 4
-"""The writer of a large file waits while more of its pieces wait for the disk."""
 LOCK_POLL_S = 0.02
 """Seconds between two checks of an object that another process fetches, by which it is late."""
 MIN_WAITS_PER_POLL = 30

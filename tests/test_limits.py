@@ -196,7 +196,6 @@ LIMITS: dict[str, dict[str, object]] = {
         "MAX_REQUEST_TIME": timedelta(seconds=31536000),
         "MAX_STREAM_DELAY_S": 0.1,
         "OTHER_BOOT_AGE_S": 86400.0,
-        "MAX_UNFLUSHED_PIECES": 4,
         "LOCK_POLL_S": 0.02,
         "MIN_WAITS_PER_POLL": 30,
         "MAX_PEERS": 3,

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from mmap import PAGESIZE, mmap
+from mmap import mmap
 from typing import NamedTuple
 
 from shared.errors import ContractError, FaultyConditions
@@ -121,9 +121,8 @@ class BytesPart:
 
 
 def parts_of(data: Content, number: int) -> list[BytesPart]:
-    """Returns ``data`` in so many parts of equal size; large ones begin at pages, as shards do."""
+    """Returns ``data`` in so many parts of equal size."""
     size = -(-len(data) // number)
-    size += -size % PAGESIZE if size > PAGESIZE else 0
     return [BytesPart(data[at : at + size]) for at in range(0, len(data), size)]
 
 

@@ -59,11 +59,9 @@ class PublishingStore(ObjectStore):
     lines: Mapping[str, Line] = field(default_factory=dict)
     """Folder -> the line to it."""
 
-    async def put(
-        self, folder: str, data: Content, *, suffix: str, stays: bool = True
-    ) -> ObjectRef:
+    async def put(self, folder: str, data: Content, *, suffix: str) -> ObjectRef:
         async with self.lines.get(folder, Line()).carries(len(data)):
-            return await ObjectStore.put(self, folder, data, suffix=suffix, stays=stays)
+            return await ObjectStore.put(self, folder, data, suffix=suffix)
 
 
 @contextlib.asynccontextmanager

@@ -51,7 +51,7 @@ async def _store_parts(
     async def put(part: VersionTensors) -> Shard:
         async with limit:
             data = await asyncio.to_thread(part.pack)
-            ref = await store.put(folder, data, suffix=SHARD, stays=False)
+            ref = await store.put(folder, data, suffix=SHARD)
         return Shard(object=ref, pieces=dict(part.pieces))
 
     return tuple(await asyncio.gather(*map(put, parts)))

@@ -24,11 +24,9 @@ class Backend(Protocol):
     async def write(self, key: str, data: Content) -> None:
         """Store durably and atomically: a reader sees the whole object or none."""
 
-    async def write_unnamed(
-        self, folder: str, data: Content, ref: Awaitable[ObjectRef], *, stays: bool = True
-    ) -> None:
+    async def write_unnamed(self, folder: str, data: Content, ref: Awaitable[ObjectRef]) -> None:
         """Store like `write`, under the key of ``ref``, which is in ``folder`` and becomes known
-        meanwhile. Unless it ``stays``, this host's memory need not keep what it has of it."""
+        meanwhile."""
 
     async def create(self, key: str, data: bytes) -> bool:
         """Store like `write`; return False and change nothing if the key exists."""

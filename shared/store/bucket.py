@@ -103,9 +103,7 @@ class BucketBackend:
             raise
         self._part_time = timedelta(seconds=(time.monotonic() - began) * PART / len(data))
 
-    async def write_unnamed(
-        self, folder: str, data: Content, ref: Awaitable[ObjectRef], *, stays: bool = True
-    ) -> None:
+    async def write_unnamed(self, folder: str, data: Content, ref: Awaitable[ObjectRef]) -> None:
         """Store like `write` once the key is known: a bucket cannot rename what it has."""
         await self.write((await ref).key, data)
 

@@ -7,11 +7,8 @@ create is a hard link, which fails if the name exists.
 import asyncio
 import contextlib
 import errno
-import fcntl
-import mmap
 import os
 import stat
-import sys
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +17,6 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from shared.errors import IntegrityError, Unavailable
-from shared.limits import MAX_UNFLUSHED_PIECES
 from shared.messages.contracts import ObjectRef
 from shared.store.backend import CHUNK, Content, StoredObject
 
@@ -29,8 +25,6 @@ TEMPORARY = ".tmp-"
 
 PIECE = 1 << 22
 """Bytes that are written before they are flushed."""
-DIRECT_WRITE_BYTES = 1 << 24
-"""Bytes of one write past the kernel's memory of files."""
 
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
@@ -57,10 +51,8 @@ class FolderBackend:
         path = self._root / key
         _rename(self._temporary(path.parent, data), path)
 
-    async def write_unnamed(
-        self, folder: str, data: Content, ref: Awaitable[ObjectRef], *, stays: bool = True
-    ) -> None:
-        temporary = await asyncio.to_thread(self._temporary, self._root / folder, data, stays)
+    async def write_unnamed(self, folder: str, data: Content, ref: Awaitable[ObjectRef]) -> None:
+        temporary = await asyncio.to_thread(self._temporary, self._root / folder, data)
         try:
             path = self._root / (await ref).key
         except BaseException:
@@ -81,9 +73,8 @@ class FolderBackend:
         _sync_folder(path.parent)
         return True
 
-    def _temporary(self, folder: Path, data: Content, stays: bool = True) -> Path:
-        """Write ``data`` to disk in ``folder``; the name starts with a dot, as no key does. Unless
-        it ``stays``, the kernel forgets what it has of the file.
+    def _temporary(self, folder: Path, data: Content) -> Path:
+        """Write ``data`` to disk in ``folder``; the name starts with a dot, as no key does.
 
         Raises:
             Unavailable: if the disk is full.
@@ -94,10 +85,8 @@ class FolderBackend:
         try:
             descriptor = os.open(temporary, flags, 0o640)
             try:
-                _write_all(descriptor, memoryview(data), stays)
+                _write_all(descriptor, memoryview(data))
                 os.fsync(descriptor)
-                if not stays:
-                    _drop(descriptor)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -178,62 +167,22 @@ class FolderBackend:
             (self._root / key).unlink(missing_ok=True)
 
 
-def _write_all(descriptor: int, data: memoryview, stays: bool) -> None:
+def _write_all(descriptor: int, data: memoryview) -> None:
     """Write ``data``, and flush written parts concurrently: otherwise the disk would be idle until
-    the last byte is copied. Unless it ``stays``, the disk takes it directly, or flushed parts are
-    dropped from memory, so that the next parts need no new memory: on a virtual machine allocating
-    memory takes longer than writing to disk."""
-    begin = 0 if stays else _write_directly(descriptor, data)
-    if len(data) - begin <= PIECE:
-        _write_piece(descriptor, data[begin:])
+    the last byte is copied."""
+    if len(data) <= PIECE:
+        _write_piece(descriptor, data)
         return
+    flush = getattr(os, "fdatasync", os.fsync)  # which only Linux has
     with ThreadPoolExecutor(1) as flusher:
         flushing: Future[None] = Future()
         flushing.set_result(None)
-        for end in range(begin + PIECE, len(data) + PIECE, PIECE):
-            _write_piece(descriptor, data[end - PIECE : end])
-            must_wait = not stays and end - begin >= MAX_UNFLUSHED_PIECES * PIECE
-            if flushing.done() or must_wait:
-                flushing.result()  # an error is told once, to whoever flushes next
-                flushing = flusher.submit(_flush, descriptor, begin, end, stays)
-                begin = end
+        for begin in range(0, len(data), PIECE):
+            _write_piece(descriptor, data[begin : begin + PIECE])
+            if flushing.done():
+                flushing.result()  # raises the error of the last flush
+                flushing = flusher.submit(flush, descriptor)
         flushing.result()
-
-
-def _write_directly(descriptor: int, data: memoryview) -> int:
-    """Write whole pages of ``data`` with no copy in the kernel, and return the bytes written: none
-    where the file system has no such writes, or the data do not begin at a page."""
-    if sys.platform != "linux":
-        return 0
-    done, flags = 0, fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    end = len(data) // mmap.PAGESIZE * mmap.PAGESIZE
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
-        while done < end:
-            done += os.write(descriptor, data[done : min(done + DIRECT_WRITE_BYTES, end)])
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-    finally:
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
-    return done
-
-
-def _flush(descriptor: int, begin: int, end: int, stays: bool) -> None:
-    if sys.platform == "linux":
-        os.fdatasync(descriptor)
-    else:
-        os.fsync(descriptor)
-    if not stays:
-        _drop(descriptor, begin, end - begin)
-
-
-def _drop(descriptor: int, begin: int = 0, length: int = 0) -> None:
-    """Have the kernel forget what it has of a file, where it takes such advice; of no length, up to
-    the end of the file."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(descriptor, begin, length, os.POSIX_FADV_DONTNEED)
 
 
 def _write_piece(descriptor: int, piece: memoryview) -> None:

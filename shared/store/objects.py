@@ -56,11 +56,8 @@ class ObjectStore:
                 size += 512 * path.lstat().st_blocks
         return size
 
-    async def put(
-        self, folder: str, data: Content, *, suffix: str, stays: bool = True
-    ) -> ObjectRef:
-        """Store ``data`` under ``folder``, named by its content. An object that this host will not
-        read soon need not stay in its memory."""
+    async def put(self, folder: str, data: Content, *, suffix: str) -> ObjectRef:
+        """Store ``data`` under ``folder``, named by its content."""
         if len(data) < CONCURRENT_HASH_BYTES:
             ref = await named(folder, data, suffix)
             with self.traffic.up.transfer(len(data)):
@@ -69,7 +66,7 @@ class ObjectStore:
         naming = asyncio.create_task(named(folder, data, suffix))
         try:
             with self.traffic.up.transfer(len(data)):
-                await self.backend.write_unnamed(checked_key(folder), data, naming, stays=stays)
+                await self.backend.write_unnamed(checked_key(folder), data, naming)
             return await naming
         finally:
             naming.cancel()

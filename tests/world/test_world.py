@@ -13,7 +13,7 @@ from tests.world.run import Outcome
 from tests.world.sweep import run_seed, shortened
 
 NUM_SEEDS = int(os.environ.get("DIGENRL_WORLD_SEEDS", "60"))
-CHUNK = 15
+CHUNK = 5
 REPLAYED = 3
 DIGESTS = (
     "from tests.world.sweep import run_seed\n"

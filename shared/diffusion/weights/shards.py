@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from mmap import PAGESIZE, mmap
+from mmap import mmap
 
 import torch
 from torch import Tensor
@@ -140,7 +140,7 @@ def _room(mine: OwnTensors) -> HostPart:
     pieces = {name: piece for name, (_, piece) in mine.items()}
     header, starts, size = object_layout(pieces)
     is_on_gpu = any(tensor.is_cuda for tensor, _ in mine.values())
-    stored = _pages(size, pinned=is_on_gpu)
+    stored = torch.empty(size, dtype=torch.uint8, pin_memory=is_on_gpu)
     stored[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
     views = {
         name: stored[starts[name] : starts[name] + piece.num_bytes]
@@ -149,13 +149,6 @@ def _room(mine: OwnTensors) -> HostPart:
         for name, piece in pieces.items()
     }
     return HostPart(pieces, views, stored)
-
-
-def _pages(size: int, *, pinned: bool) -> Tensor:
-    """Returns (size,) uint8 that begin at a page: a disk then takes them without a copy."""
-    room = torch.empty(size + PAGESIZE, dtype=torch.uint8, pin_memory=pinned)
-    begin = -room.data_ptr() % PAGESIZE
-    return room[begin : begin + size]
 
 
 def object_layout(pieces: TensorBoxes) -> tuple[bytes, dict[str, int], int]:

@@ -1,7 +1,6 @@
 """Tensors are cut into parts, and put together from parts, to the last bit."""
 
 import asyncio
-import mmap
 
 import pytest
 import torch
@@ -65,11 +64,6 @@ def test_a_copy_does_not_follow_its_tensor() -> None:
     [part] = parts_of({"a": tensor}, 1 << 30)
     tensor.add_(1)
     assert torch.equal(unpack(bytes(part.pack()))["a"], torch.zeros(3))
-
-
-def test_what_is_stored_begins_at_a_page() -> None:
-    parts = parts_of({str(size): torch.zeros(size) for size in (1, 1000, 5000)}, 8)
-    assert len(parts) == 3 and {each.stored.data_ptr() % mmap.PAGESIZE for each in parts} == {0}
 
 
 def test_buffers_are_kept_from_one_copy_to_the_next() -> None:

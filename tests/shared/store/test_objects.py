@@ -2,10 +2,8 @@
 
 import asyncio
 import errno
-import mmap
 import os
 import random
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
@@ -141,90 +139,18 @@ async def test_an_interrupted_write_is_no_object(folder_store: ObjectStore, tmp_
     assert await folder_store.read("run/a") == b"whole"
 
 
-@pytest.mark.parametrize("stays", [True, False])
 @pytest.mark.parametrize(
     "size", [0, 999, 1000, 1001, CONCURRENT_HASH_BYTES, CONCURRENT_HASH_BYTES + 25_603]
 )
 async def test_what_is_flushed_beside_writing_has_all_its_bytes(
-    size: int, stays: bool, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    size: int, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         folder, "PIECE", 1000 if size < CONCURRENT_HASH_BYTES else CONCURRENT_HASH_BYTES // 9
     )
     data = random.Random(size).randbytes(size)
-    ref = await folder_store.put("run/weights", data, suffix=".bin", stays=stays)
+    ref = await folder_store.put("run/weights", data, suffix=".bin")
     assert await folder_store.get(ref) == data
-
-
-def in_pages(size: int, shift: int) -> memoryview:
-    """Return random bytes that begin ``shift`` bytes after the begin of a page."""
-    pages = mmap.mmap(-1, shift + size)
-    pages[shift:] = random.Random(size).randbytes(size)
-    return memoryview(pages)[shift:]
-
-
-@pytest.mark.parametrize("shift", [0, 1, 512, mmap.PAGESIZE])
-@pytest.mark.parametrize(
-    "size",
-    [
-        CONCURRENT_HASH_BYTES - 1,
-        CONCURRENT_HASH_BYTES,
-        CONCURRENT_HASH_BYTES + 1,
-        2 * CONCURRENT_HASH_BYTES + 3 * mmap.PAGESIZE + 5,
-    ],
-)
-async def test_what_the_disk_takes_from_where_it_is_has_all_its_bytes(
-    size: int, shift: int, folder_store: ObjectStore
-) -> None:
-    data = in_pages(size, shift)
-    ref = await folder_store.put("run/weights", data, suffix=".bin", stays=False)
-    assert await folder_store.get(ref) == data
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other kernels copy what is written")
-def test_what_begins_at_a_page_is_written_without_a_copy_and_all_else_with_one(
-    tmp_path: Path,
-) -> None:
-    def directly(data: memoryview) -> int:
-        descriptor = os.open(tmp_path / "file", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        try:
-            return folder._write_directly(descriptor, data)
-        finally:
-            os.close(descriptor)
-
-    if not directly(in_pages(CONCURRENT_HASH_BYTES, 0)):
-        pytest.skip("this file system has no such writes")
-    assert directly(in_pages(3 * CONCURRENT_HASH_BYTES + 7, 0)) == 3 * CONCURRENT_HASH_BYTES
-    assert (tmp_path / "file").stat().st_size == 3 * CONCURRENT_HASH_BYTES
-    assert directly(in_pages(mmap.PAGESIZE - 1, 0)) == 0
-
-
-def is_in_memory(path: Path) -> bool:
-    with path.open("rb") as file:
-        try:
-            os.preadv(file.fileno(), [bytearray(1000)], path.stat().st_size // 2, os.RWF_NOWAIT)
-        except BlockingIOError:
-            return False
-    return True
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel in Linux's way")
-async def test_what_this_host_does_not_read_soon_does_not_stay_in_its_memory(
-    folder_store: ObjectStore, tmp_path: Path
-) -> None:
-    async def stored(stays: bool) -> Path:
-        data = random.Random(stays).randbytes(3 * CONCURRENT_HASH_BYTES)
-        ref = await folder_store.put("run/weights", data, suffix=".bin", stays=stays)
-        return tmp_path / "objects" / ref.key
-
-    path = await stored(stays=True)
-    assert is_in_memory(path)
-    descriptor = os.open(path, os.O_RDONLY)
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(descriptor)
-    if is_in_memory(path):
-        pytest.skip("files in this folder are memory, and no disk")
-    assert not is_in_memory(await stored(stays=False))
 
 
 @pytest.mark.parametrize(
@@ -243,29 +169,6 @@ async def test_an_error_of_the_disk_that_is_told_beside_writing_is_not_lost(
     monkeypatch.setattr("os.fdatasync", fails)
     with pytest.raises(raised):
         await folder_store.put("run/weights", bytes(1 << 20), suffix=".bin")
-    assert await folder_store.keys("run/weights") == []
-    assert await folder_store.unfinished("run") == []
-
-
-async def test_a_disk_that_is_full_leaves_nothing_of_what_it_took_without_a_copy(
-    folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write, told = os.write, []
-
-    def fails(descriptor: int, data: memoryview) -> int:
-        if len(data) < CONCURRENT_HASH_BYTES:
-            return write(descriptor, data)
-        told.append(len(data))
-        if len(told) < 2:
-            return write(descriptor, data)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("os.write", fails)
-    with pytest.raises(Unavailable, match="disk is full"):
-        await folder_store.put(
-            "run/weights", in_pages(3 * CONCURRENT_HASH_BYTES, 0), suffix=".bin", stays=False
-        )
-    assert len(told) == 2
     assert await folder_store.keys("run/weights") == []
     assert await folder_store.unfinished("run") == []
 
