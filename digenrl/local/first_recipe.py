@@ -29,7 +29,7 @@ from shared.models.hub import place
 from shared.models.published import PUBLISHED, alike
 from shared.recipe import files
 from shared.recipe.options import put_options
-from shared.recipe.recipe import Recipe, resolve
+from shared.recipe.recipe import Recipe, load_recipe, resolve
 from shared.recipe.rewards import PYTHON, ScorerTable
 from shared.recipe.toml import explained_toml
 
@@ -99,8 +99,9 @@ def first_tables(request: InitRequest) -> dict[str, Any]:
             scorers.append(_scorer(given))
     if request.out.exists() or request.out.suffix != ".toml":
         faults.append(f"--out: {request.out} exists, or is no .toml; name another file")
-    if faults and request.options:
-        faults += _option_faults(request)
+    typed = {key: each for key, each in request.options.items() if ".scorers" not in key}
+    with faults.collected():
+        load_recipe(files.SHIPPED / "digits.toml", typed)  # checks values, for any model
     faults.raise_any()
     keys["run.name"] = re.sub(r"[^A-Za-z0-9_-]+", "-", request.out.stem).strip("-") or "first"
     tables = put_options(start, {**keys, "reward.scorers": scorers, **request.options})
@@ -108,15 +109,6 @@ def first_tables(request: InitRequest) -> dict[str, Any]:
     below = {key: path for key, path in paths.items() if Path(path).is_relative_to(here)}
     files.put_paths(tables, {key: str(Path(path).relative_to(here)) for key, path in below.items()})
     return tables
-
-
-def _option_faults(request: InitRequest) -> list[str]:
-    """Return the faults of typed recipe keys; they need no model."""
-    found = Faults()
-    with found.collected():
-        layer = files.RecipeLayer(request.out, put_options({}, DEFAULTS))
-        resolve(request.out, [layer], request.options)
-    return [each for each in found if each.startswith("--")]
 
 
 def recipe_from(request: InitRequest, tables: Mapping[str, Any]) -> Recipe:

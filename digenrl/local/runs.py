@@ -62,11 +62,14 @@ def lock_run(runs: Path, name: str) -> TextIO:
 def in_progress(folder: Path) -> bool:
     """Whether `digenrl up` on this host is running the run in ``folder``."""
     note = read_store_note(folder)
-    with contextlib.suppress(OSError):
-        try:
-            lock_run(folder.parent, folder.name).close()
-        except RunInProgress:
-            return note is not None and note.is_live
+    if note is None or not note.is_live:
+        return False
+    try:
+        lock_run(folder.parent, folder.name).close()
+    except RunInProgress:
+        return True
+    except OSError:
+        pass
     return False
 
 

@@ -93,8 +93,7 @@ def colours_of(runs: Sequence[str]) -> list[int]:
 def comparison_of(
     sides: Sequence[ComparedVersion], sort: gallery.Sort, first: int
 ) -> dict[str, Any]:
-    """Return what the page shows of these sides; pictures of the first and the second, from the
-    pair ``first`` on."""
+    """Return what the page shows of these sides, and pairs of pictures from ``first`` on."""
     records = [each.record for each in sides if each.record is not None]
     scorers = [
         name for name in (gallery.scorers_of(records[0]) if records else ())

@@ -42,9 +42,7 @@ class Backend(Protocol):
 
     async def keys(self, prefix: str) -> list[str]: ...
     async def entries(self, prefix: str) -> list[StoredObject]: ...
-
-    async def folders(self) -> list[str]:
-        """Return the names of the folders at the top."""
+    async def folders(self) -> list[str]: ...
 
     async def unfinished(self, prefix: str) -> list[StoredObject]:
         """Return what writers have left that were killed: it is no object, and takes space."""

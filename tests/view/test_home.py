@@ -14,7 +14,6 @@ from digenrl.api.run_history import RunHistory
 from digenrl.local.running.fleet import FolderOfRuns
 from digenrl.local.running.home import create_home
 from digenrl.local.running.run_cards import Summary
-from digenrl.local.running.stored_runs import StoredRuns
 from digenrl.local.runs import RunProgress
 from digenrl.local.secrets.tokens import Tokens, load_tokens
 from digenrl.view.pages import View
@@ -141,12 +140,13 @@ class Unlisted(FolderBackend):
 
 
 async def test_the_runs_of_a_store_are_listed_where_its_keys_allow_it(
-    runs: TwoRuns, tokens: Tokens, tmp_path: Path
+    runs: TwoRuns, tokens: Tokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("DIGENRL_STORE_URL", f"file://{tmp_path}/objects")
     store = (await asyncio.to_thread(stored_run, tmp_path)).store
     await store.write("models/sd3/model_index.json", b"{}")
     own = runs.views["old"]
-    fleet = FolderOfRuns(tmp_path / "runs", stored=StoredRuns(store))
+    fleet = FolderOfRuns(tmp_path / "runs", store=store)
     client = client_of(fleet, tokens, "operator")
     assert await fleet.open(RUN) is not None and await fleet.open("none") is None
     keeping = asyncio.create_task(fleet.keep_up())
@@ -158,7 +158,7 @@ async def test_the_runs_of_a_store_are_listed_where_its_keys_allow_it(
     assert f'href="/runs/{RUN}/"' in text and "step 4 of 30" in text and "copy-dialog" in text
     assert "copy the recipe of" not in text, "notes and copies need a folder"
     assert client.get(f"/v1/runs/{RUN}/pictures/after").content.startswith(b"\x89PNG")
-    unlisted = StoredRuns(ObjectStore(Unlisted(tmp_path / "objects")))
+    unlisted = ObjectStore(Unlisted(tmp_path / "objects"))
     text = (
         client_of(FolderOfRuns(tmp_path / "runs", own, unlisted), tokens, "viewer")
         .get("/runs")

@@ -47,7 +47,7 @@ class TwentyRuns(FolderOfRuns):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / "runs")
-        self.store = _stored(folder).store
+        self.objects = _stored(folder).store
         self.views: dict[str, View] = {}
         for number in range(20):
             run = local_run(self.folder / f"run-{number}")
@@ -66,7 +66,7 @@ class TwentyRuns(FolderOfRuns):
 
     async def open(self, name: str) -> View | None:
         if name not in self.views:
-            history = RunHistory(self.store, RUN)
+            history = RunHistory(self.objects, RUN)
             history.recipe = load_recipe(self.folder / name / "recipe.json")
             live = LiveRun("", httpx.AsyncClient())
             self.views[name] = View(history, live, folder=self.folder / name)

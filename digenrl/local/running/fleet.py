@@ -5,22 +5,22 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from digenrl.api.live import LiveRun, client_of
 from digenrl.api.run_history import RunHistory
-from digenrl.local.limits import MAX_OPEN_RUNS, OPEN_RUN_IDLE_S
+from digenrl.api.status import read_run
+from digenrl.local.limits import MAX_OPEN_RUNS, OPEN_RUN_IDLE_S, STORED_RUNS_S
 from digenrl.local.running.run_cards import CARD_FOLDER, SUMMARY_JSON, RunCard, card_of, summarise
-from digenrl.local.running.stored_runs import StoredRuns, card_of_view
 from digenrl.local.runs import RECIPE_JSON, Run, in_progress, last_address, run_in_folder, runs_in
 from digenrl.local.store import local_store
 from digenrl.view.pages import View
-from shared.errors import UserError
+from shared.errors import Unavailable, UserError
 from shared.process.settings import Endpoints
 from shared.recipe.recipe import load_recipe
-from shared.store import open_store
+from shared.store import ObjectStore, open_store
 
 Value = bool | int | float | str
 
@@ -49,14 +49,21 @@ class FolderOfRuns:
     folder: Path
     own: View | None = None
     """The run that the process was started for."""
-    stored: StoredRuns | None = None
-    """Runs of a store that has no folder here."""
+    store: ObjectStore | None = None
+    """Store with runs that have no folder here."""
+    refusal: str = ""
+    """Reason why the store does not list its runs."""
     _open: dict[str, OpenRun] = field(default_factory=dict)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _unsummed: list[str] = field(default_factory=list)
     """Runs whose cards have no final summary."""
     _failed: dict[str, str] = field(default_factory=dict)
     """Moments of runs that could not be summed up."""
+    _stored: dict[str, tuple[RunCard, Mapping[str, bytes]] | None] = field(default_factory=dict)
+    """Cards and their pictures of the store's folders; None: it is not read, or holds no run."""
+    unread: list[str] = field(default_factory=list)
+    """Folders of the store whose cards are read next."""
+    _listed: float = float("-inf")
 
     async def cards(self) -> Sequence[RunCard]:
         """Return all runs, the newest first."""
@@ -66,19 +73,40 @@ class FolderOfRuns:
             if each.moment not in (each.summary.made_at, self._failed.get(each.name))
         ]  # fmt: skip
         here = {each.name: each for each in cards}
-        stored = [] if self.stored is None else await self.stored.cards(here)
-        if self.own is not None and self.own.history.run not in here:
-            here = {self.own.history.run: await card_of_view(self.own), **here}
-        for each in stored:
-            card = here.setdefault(each.name, each)
-            if card.age_seconds is None:
-                card.summary, card.age_seconds = each.summary, each.age_seconds
-        return [*here.values()]
+        stored = {name: each[0] for name, each in (await self._list_store()).items() if each}
+        if self.own is not None and (name := self.own.history.run) not in here:
+            card = await _card_of(self.own)
+            card.summary = stored.get(name, card).summary
+            here = {name: card, **here}
+        return [*(stored | here).values()]
+
+    async def _list_store(self) -> Mapping[str, tuple[RunCard, Mapping[str, bytes]] | None]:
+        """Return the folders of the store, and the cards that were read."""
+        if self.store is not None and time.monotonic() - self._listed >= STORED_RUNS_S:
+            self._listed = time.monotonic()
+            try:
+                names, self.refusal = await self.store.folders(), ""
+            except Unavailable as error:
+                names, self.refusal = [], str(error)
+            self._stored = {name: self._stored.get(name) for name in names}
+            stored = self._stored.items()
+            self.unread = [k for k, each in stored if each is None or each[0].state != "finished"]
+        return self._stored
+
+    async def _read_stored(self) -> None:
+        """Read the card and the pictures of a run that has no folder here."""
+        name = self.unread.pop(0)
+        with suppress(Exception):  # another list leads to another attempt
+            async with self.keep_open(name) as view:
+                if view is not None and (card := await _card_of(view)).steps:
+                    card.summary, pictures = await summarise(view.history)
+                    card.summary.made_at = card.moment
+                    self._stored[name] = card, pictures
 
     def picture(self, name: str, kind: str) -> bytes | None:
         """Return a picture of a run's card; None if the run has none yet."""
-        if self.stored is not None and kind in self.stored.pictures.get(name, ()):
-            return self.stored.pictures[name][kind]
+        if (stored := self._stored.get(name)) and kind in stored[1]:
+            return stored[1][kind]
         file = self.folder / name / CARD_FOLDER / kind
         return file.read_bytes() if file.is_file() else None
 
@@ -88,17 +116,16 @@ class FolderOfRuns:
         if self.own is not None and name == self.own.history.run:
             return self.own
         run = run_in_folder(name, self.folder)
+        if run is None and name in await self._list_store():
+            run = Run(name, name, self.folder / name)
+        if run is None:
+            return None
         async with self._lock:
-            scheduler = last_address(run.folder) if run and in_progress(run.folder) else ""
+            scheduler = last_address(run.folder) if in_progress(run.folder) else ""
             if name in self._open and self._open[name].view.live.url != scheduler:
                 await self._open.pop(name).close()
             if name not in self._open:
-                if run is not None:
-                    self._open[name] = await asyncio.to_thread(_opened, run, scheduler)
-                elif self.stored is not None and (view := await self.stored.view(name)):
-                    self._open[name] = OpenRun(view, ExitStack())
-                else:
-                    return None
+                self._open[name] = await asyncio.to_thread(_opened, run, scheduler)
                 await self._close_unused(len(self._open) - MAX_OPEN_RUNS)
             self._open[name].used = time.monotonic()
             return self._open[name].view
@@ -123,8 +150,9 @@ class FolderOfRuns:
                 for name in self._unsummed[:1]:
                     await self._sum_up(name)
                 self._unsummed = self._unsummed[1:]
-                is_reading = self.stored is not None and await self.stored.read_next()
-                await asyncio.sleep(0 if self._unsummed or is_reading else 1)
+                if self.unread:
+                    await self._read_stored()
+                await asyncio.sleep(0 if self._unsummed or self.unread else 1)
                 async with self._lock:
                     late = time.monotonic() - OPEN_RUN_IDLE_S
                     runs = self._open.values()
@@ -194,7 +222,7 @@ class FolderOfRuns:
 def _opened(run: Run, scheduler: str) -> OpenRun:
     """Open a run; ``scheduler`` is the address of its scheduler, empty if it has ended."""
     stack = ExitStack()
-    named = {"DIGENRL_STORE_URL": run.store_url}
+    named = {"DIGENRL_STORE_URL": run.store_url} if run.store_url else {}
     if run.is_local:
         named = stack.enter_context(local_store(run, reads=True))
     settings = {name.removeprefix("DIGENRL_").lower(): value for name, value in named.items()}
@@ -203,3 +231,14 @@ def _opened(run: Run, scheduler: str) -> OpenRun:
     live = LiveRun(scheduler, client_of(scheduler, token))
     view = View(history, live, environment={**os.environ, **named}, folder=run.folder)
     return OpenRun(view, stack)
+
+
+async def _card_of(view: View) -> RunCard:
+    """Return the card of a run that has no folder here. One without a scheduler may be in progress
+    elsewhere."""
+    now = await read_run(view.history, view.live)
+    state = "unfinished" if now.phase == "stopped" and not view.live.url else now.phase
+    return RunCard(
+        name=view.history.run, state=state, step=now.step, steps=now.steps,
+        reward=now.metrics.get("reward_mean"), age_seconds=None,
+    )  # fmt: skip

@@ -24,6 +24,7 @@ from digenrl.view.pages import BASE, WALL, View, render
 from digenrl.view.server import create_app, new_app
 from shared.process.http_access import Access, check_routes, sign_in
 from shared.process.operations import split_run
+from shared.store.previews import content_type
 
 ALL_RUNS = "/runs"
 OF_ALL_RUNS = re.compile(r"/((v1/)?runs|compare)(/|$)")
@@ -69,8 +70,7 @@ def all_runs_app(fleet: FolderOfRuns, access: Access, *, may_start: bool = False
 
     @app.get(ALL_RUNS)
     async def runs(request: Request) -> HTMLResponse:
-        cards, stored = await fleet.cards(), fleet.stored
-        return await page(request, "runs", cards=cards, refusal=stored.refusal if stored else "")
+        return await page(request, "runs", cards=await fleet.cards(), fleet=fleet)
 
     async def names() -> list[str]:
         return [each.name for each in await fleet.cards()]
@@ -93,9 +93,8 @@ def _cards_api(fleet: FolderOfRuns) -> APIRouter:
     def picture(name: Name, kind: Literal["before", "after"]) -> Response:
         if (data := fleet.picture(name, kind)) is None:
             raise HTTPException(404, f"{name} has no picture yet")
-        media_type = "image/png" if data.startswith(b"\x89") else "image/jpeg"
         kept = {"cache-control": "private, max-age=60"}
-        return Response(data, headers=kept, media_type=media_type)
+        return Response(data, headers=kept, media_type=content_type(data))
 
     return router
 

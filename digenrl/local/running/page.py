@@ -11,7 +11,6 @@ from digenrl.local.connection import connect_client
 from digenrl.local.limits import PAGE_LINK_TIMEOUT_S, PAGE_NICENESS
 from digenrl.local.running.fleet import FolderOfRuns
 from digenrl.local.running.home import create_home
-from digenrl.local.running.stored_runs import StoredRuns
 from digenrl.local.runs import Run, in_progress, names_store
 from digenrl.local.store import run_store
 from digenrl.view.pages import View
@@ -47,13 +46,9 @@ def show(
         print(link)  # noqa: T201 -- a link to click
         return
     with ExitStack() as stack:
-        history = stored = None
-        if run is not None:
-            history = RunHistory(stack.enter_context(run_store(run)), run.id)
-            stored = None if run.is_local else StoredRuns(history.store)
-        elif names_store():
-            stored = StoredRuns(open_store(Endpoints().store))
-        fleet = FolderOfRuns(folder, stored=stored)
+        history = None if run is None else RunHistory(stack.enter_context(run_store(run)), run.id)
+        is_stored = names_store() if run is None else not run.is_local
+        fleet = FolderOfRuns(folder, store=open_store(Endpoints().store) if is_stored else None)
         asyncio.run(_show(history, fleet, settings, scheduler, token_file, may_start=may_start))
 
 
@@ -85,10 +80,6 @@ async def _show(
             sign_in = "" if access.is_open else f"sign-in?code={code}"
             print(f"{listener.url}/{sign_in}", flush=True)  # noqa: T201 -- a link to click
         freeze_gc()
-        await serve(
-            create_home(fleet, access, fleet.own, may_start=may_start),
-            fleet.keep_up(),
-            listener=listener,
-            access=access,
-            allowed_hosts=settings.allowed_hosts,
-        )
+        app = create_home(fleet, access, fleet.own, may_start=may_start)
+        names = settings.allowed_hosts
+        await serve(app, fleet.keep_up(), listener=listener, access=access, allowed_hosts=names)

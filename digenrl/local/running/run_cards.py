@@ -1,7 +1,6 @@
 """Sums up each run of a folder, for the page of all runs."""
 
 import asyncio
-import io
 import re
 import time
 from collections import Counter, defaultdict
@@ -17,6 +16,7 @@ from digenrl.evaluation.records import GOLD, REWARD, EvaluationRecord
 from digenrl.local.runs import RECIPE_JSON, read_progress
 from digenrl.reading.alarms import cause_of
 from digenrl.reading.intervals import standard_gain
+from shared.store.previews import shrink
 
 M = TypeVar("M", bound=BaseModel)
 CARD_FOLDER = "card"
@@ -73,8 +73,6 @@ class RunCard(BaseModel):
     failure: str | None = None
     summary: Summary = Summary()
     words: Notes = Notes()
-    has_folder: bool = True
-    """Whether its folder is on this host, for notes and copies."""
 
     @property
     def moment(self) -> str:
@@ -105,7 +103,7 @@ async def summarise(history: RunHistory) -> tuple[Summary, dict[str, bytes]]:
         return summary, {}
     shown = history.evaluations[0].samples[0], history.evaluations[-1].samples[0]
     stills = [await history.store.get(each.still) for each in shown]
-    small = [await asyncio.to_thread(_thumbnail, each) for each in stills]
+    small = [await asyncio.to_thread(shrink, each, MAX_SIDE) for each in stills]
     found = dict(zip(PICTURES, small, strict=True))
     summary.prompt = shown[0].prompt
     return summary, found
@@ -132,17 +130,6 @@ def _scores(record: EvaluationRecord) -> Mapping[str, list[float]]:
             if score is not None:
                 scores[name].append(float(score))
     return scores
-
-
-def _thumbnail(data: bytes) -> bytes:
-    from PIL import Image  # a page without pictures needs none
-
-    image = Image.open(io.BytesIO(data))
-    if max(image.size) <= MAX_SIDE:
-        return data
-    image.thumbnail((MAX_SIDE, MAX_SIDE))
-    image.convert("RGB").save(small := io.BytesIO(), "JPEG", quality=88)
-    return small.getvalue()
 
 
 def card_of(folder: Path) -> RunCard:
