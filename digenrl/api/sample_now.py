@@ -18,13 +18,15 @@ from digenrl.api.run_history import RunHistory
 from services.scheduler.shell.api_models import View, example
 from shared.caches import keep_newest
 from shared.limits import MAX_TEXT
-from shared.process.http_api import errors
+from shared.process.http_api import errors, in_words
 
 SAMPLE_S = 1800.0
 """Longest time that the samples of a version take; then the process is ended."""
 MAX_KEPT, MAX_FILES = 32, 1024
 """Results that are kept, and their files."""
 LINK = "/v1/media/prompt-3-4-000-0.png"
+NO_NUL = in_words(r"^[^\x00]*$", "has the character NUL; leave it out")
+"""Pattern of what a command line can have."""
 Version = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -36,7 +38,7 @@ class SampleRequest(View):
         frozen=True, extra="forbid", str_strip_whitespace=True,
     )  # fmt: skip
 
-    prompt: Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+    prompt: Annotated[str, Field(min_length=1, max_length=MAX_TEXT, pattern=NO_NUL)]
     versions: Annotated[tuple[Version, ...], Field(min_length=1, max_length=2)]
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     num_each: Annotated[int, Field(ge=1, le=8)] = 1

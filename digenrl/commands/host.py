@@ -59,8 +59,8 @@ def host(
     from shared.telemetry import configure_logs
 
     chosen, first = parse_roles(roles, "--roles"), None
-    if bool(at) != (recipe is not None):
-        raise UserError("--at, --recipe: the first host of a run needs both, other hosts neither")
+    if bool(at) != (recipe is not None) or (run and not at):
+        raise UserError("--at, --recipe: the first host of a run needs both, others not, nor --run")
     if recipe is not None:
         options = {"run.name": run} if run else {}
         first = FirstHost(at, recipe.resolve(), load_recipe(recipe, options))

@@ -98,6 +98,16 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": Problem, "description": STATUS_TEXTS[status]} for status in statuses}
 
 
+PATTERN_TEXTS: dict[str, str] = {}
+"""Remedies that errors show, by the pattern that a value does not match."""
+
+
+def in_words(pattern: str, remedy: str) -> str:
+    """Return a pattern of values, after its remedy is noted."""
+    PATTERN_TEXTS[pattern] = remedy
+    return pattern
+
+
 def existing(value: T | None, otherwise: str) -> T:
     """Return what was found.
 
@@ -149,7 +159,11 @@ def _validation_problem(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    return problem(422, f"{where}: {first['msg']}")
+    pattern = first.get("ctx", {}).get("pattern")
+    message = PATTERN_TEXTS.get(pattern, first["msg"])
+    if first["type"] == "extra_forbidden":
+        message = "is unknown; leave it out"
+    return problem(422, f"{where}: {message}")
 
 
 def _unexpected_problem(_: Request, error: Exception) -> JSONResponse:

@@ -60,5 +60,6 @@ def test_what_cannot_be_sampled_is_refused_before_a_process_starts(tmp_path: Pat
         return found.value.status, str(found.value)
 
     assert refusal("a handwritten three", 9) == (404, "version: the newest version is 4")
-    for prompt, versions in ((" ", (1,)), ("x" * 5000, (1,)), ("three", ()), ("three", (0, 1, 2))):
+    wrong = ((" ", (1,)), ("x" * 5000, (1,)), ("a\0b", (1,)), ("three", ()), ("three", (0, 1, 2)))
+    for prompt, versions in wrong:
         assert refusal(prompt, *versions)[0] == 422

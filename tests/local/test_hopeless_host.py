@@ -50,6 +50,10 @@ def last_line(keys: Path, *arguments: str) -> str:
         (None, (), "hosts.env: No such file or directory"),
         ("export OTHER=1\n", (), "hosts.env does not name the run"),
         ("export DIGENRL_RUN=r\n", (), "has no folder of a role"),
+        ("export DIGENRL_RUN='r", (), "hosts.env: No closing quotation; "),
+        ("export DIGENRL_RUN=r\n", ("--logs", "/dev/null/logs"), "--logs: /dev/null/logs: Not a"),
+        ("export DIGENRL_RUN=r\n", ("--run", "other"), "nor --run"),
+        (None, ("--at", "224.0.0.1", "--recipe", str(DEMO)), "224.0.0.1 is no IPv4 address of a"),
         ("export DIGENRL_RUN=r\n", ("--roles", "rollout"), "rollout is no folder"),
         ("export DIGENRL_RUN=r\n", ("--roles", "judge"), "judge is unknown"),
         ("export DIGENRL_RUN=r\n", ("--gpus", "3-1"), "--gpus: '3-1' is neither"),
@@ -65,6 +69,13 @@ def test_a_wrong_command_line_or_folder_of_keys_is_final(
     if settings is not None:
         (keys / "hosts.env").write_text(settings)
     assert line in last_line(keys, *arguments)
+
+
+@pytest.mark.parametrize(("name", "value"), [("RUN", "a b"), ("SITE", "near,by")])
+def test_a_wrong_setting_of_hosts_is_final(name: str, value: str, tmp_path: Path) -> None:
+    keys = keys_in(tmp_path / "keys")
+    keys.write_settings({"DIGENRL_RUN": "r", f"DIGENRL_{name}": value})
+    assert f"DIGENRL_{name}: String should match" in last_line(keys.folder)
 
 
 @pytest.fixture

@@ -73,6 +73,28 @@ def client_of(
     return TestClient(guard, base_url="http://localhost", headers=tokens.headers(role))
 
 
+@pytest.mark.parametrize(
+    ("address", "body", "line"),
+    [
+        ("old/notes", {"note": "typed wrongly"}, "422 body.note: is unknown"),
+        ("old/notes", {"tags": ["x" * 101]}, "422 body.tags.0: "),
+        ("o%20d/notes", {}, "422 path.name: use 1 to 64 letters"),
+        ("nope/copies", {"name": "new"}, "404 there is no run nope"),
+        ("nope/start", {}, "404 there is no run nope"),
+        ("old/copies", {"name": "a b"}, "422 body.name: use 1 to 64 letters"),
+        ("old/copies", {"name": "c", "change": {}}, "422 body.change: is unknown"),
+    ],
+)
+def test_a_wrong_request_changes_nothing_and_is_told_the_field(
+    runs: TwoRuns, tokens: Tokens, address: str, body: object, line: str
+) -> None:
+    before = sorted(path.name for path in runs.folder.rglob("*.json"))
+    client = client_of(runs, tokens, "operator", may_start=True)
+    refused = client.post(f"/v1/runs/{address}", json=body)
+    assert f"{refused.status_code} {refused.json()['detail']}".startswith(line)
+    assert sorted(path.name for path in runs.folder.rglob("*.json")) == before
+
+
 def test_all_runs_are_listed_and_each_has_pages_and_an_api(runs: TwoRuns, tokens: Tokens) -> None:
     client = client_of(runs, tokens, "viewer")
     home = client.get("/")
@@ -306,8 +328,8 @@ def test_runs_are_started_only_where_the_page_was_allowed_to(
     client = client_of(FolderOfRuns(tmp_path), tokens, "operator", may_start=may_start)
     answer = client.post("/v1/runs/none/start", json={})
     said = answer.json()["detail"]
-    assert answer.status_code == (422 if may_start else 403)
-    assert ("none.json" if may_start else "--may-start") in said
+    assert answer.status_code == (404 if may_start else 403)
+    assert ("no run none" if may_start else "--may-start") in said
     viewer = client_of(FolderOfRuns(tmp_path), tokens, "viewer", may_start=may_start)
     assert viewer.post("/v1/runs/none/start", json={}).status_code == 403
 

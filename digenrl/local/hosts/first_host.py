@@ -73,7 +73,8 @@ def check_address(at: str, key: str) -> None:
         raise UserError(
             f"{key}: {at!r} is no address; give the first host's own, as 10.0.0.1"
         ) from error
-    if address.is_unspecified or at == LOOPBACK or address.version != 4:
+    is_none = address.is_unspecified or address.is_multicast or address.is_reserved
+    if is_none or at == LOOPBACK or address.version != 4:
         raise UserError(
             f"{key}: {at} is no IPv4 address of a private network; `digenrl up` is for one host"
         )

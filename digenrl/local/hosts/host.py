@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
+from pydantic import ValidationError
 
 from digenrl.hub.fetch import fetch
 from digenrl.local.checking.doctor import Finding, disk_finding, secrets_findings, try_gpus
@@ -96,7 +97,6 @@ async def _keep_workers(request: HostRequest, leading: Sequence[Supervisor]) -> 
         ChildFailed: if a process of this host keeps failing.
     """
     recipe, programs = await _plan_workers(request)
-    request.logs.mkdir(parents=True, exist_ok=True)
     starter = await Starter.begin(plan_preload(recipe), {}, request.logs / "starter.log")
     supervisor = Supervisor(request.logs, {}, starter)
     log.info("host_begins", run=recipe.run.name, workers=[each.name for each in programs])
@@ -124,10 +124,19 @@ async def _plan_workers(request: HostRequest) -> tuple[Recipe, list[Program]]:
         RunFinished: if the run needs no host any more.
     """
     read_settings(request.keys)
+    try:
+        request.logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--logs: {request.logs}: {error.strerror}; name another") from error
     run, roles = os.environ["DIGENRL_RUN"], request.roles or roles_in(request.keys)
     for role in roles:
         _refuse_faults("--keys", secrets_findings(str(request.keys / role)))
-        settings = ServiceSettings(_secrets_dir=request.keys / role, run=run)  # type: ignore[call-arg]
+        try:
+            settings = ServiceSettings(_secrets_dir=request.keys / role, run=run)  # type: ignore[call-arg]
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            name = f"DIGENRL_{first['loc'][0]}".upper()
+            raise UserError(f"{name}: {first['msg']}, not {first['input']!r}") from error
         await _check_role(settings, request)
     store = open_store(settings.store)
     recipe = await wait_for_recipe(store, run, place=settings.store_place)
@@ -215,13 +224,13 @@ def read_settings(keys: Path) -> None:
     if "DIGENRL_RUN" in os.environ and not (keys / SETTINGS).exists():
         return  # the environment and the folders of the roles have all settings
     try:
-        text = (keys / SETTINGS).read_text()
-    except OSError as error:
+        words = shlex.split((keys / SETTINGS).read_text())
+    except (OSError, ValueError) as error:
         raise UserError(
-            f"--keys: {keys / SETTINGS}: {error.strerror}; `digenrl host --at IP --keys KEYS` "
-            "and `digenrl keys init` write it"
+            f"--keys: {keys / SETTINGS}: {getattr(error, 'strerror', error)}; `digenrl host "
+            "--at IP --keys KEYS` and `digenrl keys init` write it"
         ) from error
-    for word in shlex.split(text):
+    for word in words:
         name, has_value, value = word.partition("=")
         if has_value:
             os.environ.setdefault(name, value)

@@ -23,17 +23,21 @@ from digenrl.view.markup import templates
 from digenrl.view.pages import BASE, WALL, View, render
 from digenrl.view.server import create_app, new_app
 from shared.process.http_access import Access, check_routes, sign_in
+from shared.process.http_api import in_words
 from shared.process.operations import split_run
 from shared.store.previews import content_type
 
 ALL_RUNS = "/runs"
 OF_ALL_RUNS = re.compile(r"/((v1/)?runs|compare)(/|$)")
 """Addresses that are not below the run of the process."""
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+NAME = in_words(
+    r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
+    "use 1 to 64 letters, digits, '.', '-' and '_', starting with a letter or digit",
+)
 Name = Annotated[str, Path(pattern=NAME)]
 
 
-class CopyRequest(BaseModel):
+class CopyRequest(BaseModel, extra="forbid"):
     """A recipe like a run's, with other values."""
 
     name: str = Field(pattern=NAME)
@@ -102,15 +106,20 @@ def _cards_api(fleet: FolderOfRuns) -> APIRouter:
 def _changes_api(fleet: FolderOfRuns, *, may_start: bool) -> APIRouter:
     router = APIRouter()
 
+    def check_exists(name: str, *, as_recipe: bool = False) -> None:
+        file = fleet.folder / f"{name}.json"
+        if not ((fleet.folder / name).is_dir() or (as_recipe and file.is_file())):
+            raise HTTPException(404, f"there is no run {name}")
+
     @router.post("/v1/runs/{name}/notes")
     def note(name: Name, words: Notes) -> Notes:
-        if not (fleet.folder / name).is_dir():
-            raise HTTPException(404, f"there is no run {name}")
+        check_exists(name)
         (fleet.folder / name / NOTES_JSON).write_text(words.model_dump_json())
         return words
 
     @router.post("/v1/runs/{name}/copies", status_code=201)
     def copy(name: Name, wanted: CopyRequest) -> dict[str, str]:
+        check_exists(name)
         file = fleet.copy(name, wanted.name, wanted.changes)
         return {"command": f"digenrl up {file}"}
 
@@ -118,6 +127,7 @@ def _changes_api(fleet: FolderOfRuns, *, may_start: bool) -> APIRouter:
     async def start(name: Name) -> dict[str, str]:
         if not may_start:
             raise HTTPException(403, "start `digenrl view --may-start` to start runs from the page")
+        check_exists(name, as_recipe=True)
         await fleet.start(name)
         return {"run": name}
 

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, Field
 
@@ -31,10 +31,10 @@ MAX_CURVE = 40
 """Number of points of a card's curve."""
 
 
-class Notes(BaseModel):
+class Notes(BaseModel, extra="forbid"):
     """Words of people about a run."""
 
-    tags: list[str] = Field(default=[], max_length=20)
+    tags: list[Annotated[str, Field(max_length=100)]] = Field(default=[], max_length=20)
     notes: str = Field(default="", max_length=2000)
 
 
