@@ -12,14 +12,8 @@ from rich.console import Console
 from bench.simulation.colocated import Baseline
 from bench.simulation.figures import DetailedResult
 from bench.simulation.techniques import Technique
-from digenrl.planning.output import (
-    finite,
-    head_fields,
-    schedule_fields,
-    seconds_words,
-    show_head,
-    text_table,
-)
+from digenrl.planning.output import finite, head_fields, schedule_fields, show_head, text_table
+from digenrl.planning.work import seconds_words
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.split import Split
 

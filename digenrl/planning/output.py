@@ -13,7 +13,7 @@ from digenrl.planning.placements import PlacementAdvice
 from digenrl.planning.plan import advised_keys
 from digenrl.planning.planner import PlannedSplit
 from digenrl.planning.runnable import HostGpus, as_toml
-from digenrl.planning.work import sample_seconds
+from digenrl.planning.work import sample_seconds, seconds_words
 from services.scheduler.costs.devices import notes
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.split import Devices, words
@@ -211,13 +211,6 @@ def _help_words(choice: PlannedSplit) -> str:
     """Format the groups that the trainer generates on average and at most."""
     most = choice.schedule.fixed_tag
     return "off" if most == 0 else f"{choice.helped_groups:.0f}/{choice.schedule.tag}"
-
-
-def seconds_words(seconds: float) -> str:
-    """Format seconds by three digits."""
-    if math.isinf(seconds):
-        return "impossible"
-    return f"{seconds:.0f}" if seconds >= 1000 else f"{seconds:.3g}"
 
 
 def finite(value: float) -> float | None:

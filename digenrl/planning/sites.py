@@ -12,6 +12,7 @@ from typing import Any
 
 from digenrl.planning.hosts import parse_hosts
 from digenrl.planning.planner import PlanResult
+from digenrl.planning.work import seconds_words
 from services.scheduler.costs.capacity import fits
 from services.scheduler.costs.profile import Profile
 from services.scheduler.sim.measured import SimulationResult
@@ -27,7 +28,9 @@ from shared.run.retention import batch_bytes
 MBIT = 1e6 / 8
 """Bytes."""
 EXAMPLE = "NAME:KIND=COUNT@UP/DOWN,RTTms in Mbit/s, e.g. lab:a100=16@100/100,40ms"
-SITE = re.compile(r"(?P<name>[^:]*):(?P<devices>[^@]*)@(?P<up>[^/]*)/(?P<down>[^,]*),(?P<rtt>.*)ms")
+SITE = re.compile(
+    r"(?P<name>[^:]*):(?P<devices>[^@]*)@(?P<up>[^/]*)/(?P<down>[^,]*),(?P<rtt>.*)(?i:ms)"
+)
 PACKED_SHARE = 0.5
 """Bytes of media that are packed without loss, over their pixels'."""
 BATCHES = 2
@@ -58,11 +61,11 @@ class SiteAdvice:
         work += ["train"] if use.sums else []
         does = "; ".join(each for each in (" and ".join(work), self.declines) if each)
         return (
-            f"site {site.name}: {site.count} {site.kind} behind {site.up / MBIT:g}/"
-            f"{site.down / MBIT:g} Mbit/s, {2e3 * site.delay:g} ms, "
+            f"site {site.name}: {site.count} {site.kind} behind {site.up / MBIT:.9g}/"
+            f"{site.down / MBIT:.9g} Mbit/s, {2e3 * site.delay:g} ms, "
             f"{does}; in a step {use.up / 1e6:,.0f} MB leave "
-            f"and {use.down / 1e6:,.0f} MB come; {self.step_seconds:.3g} s/step, "
-            f"{self.seconds_without:.3g} without it"
+            f"and {use.down / 1e6:,.0f} MB come; {seconds_words(self.step_seconds)} s/step, "
+            f"{seconds_words(self.seconds_without)} without it"
         )
 
 
@@ -92,9 +95,10 @@ def parse_sites(texts: Sequence[str], profile: Profile) -> list[Site]:
 
 
 def _number(word: str, what: str, text: str) -> float:
-    number = float(word) if re.fullmatch(r"\s*\d+(\.\d*)?\s*", word) else 0.0
+    number = float(word) if re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*", word) else 0.0
     if not 0 < number < math.inf:
-        raise UserError(f"--site: {text!r}: the {what} {word!r} is not above 0; give {EXAMPLE}")
+        words = f"the {what} {word!r} is not a decimal number above 0"
+        raise UserError(f"--site: {text!r}: {words}; give {EXAMPLE}")
     return number
 
 

@@ -1,5 +1,6 @@
 """Describes the division of a batch's work between generation and training."""
 
+import math
 from collections.abc import Iterator
 
 from services.scheduler.costs.profile import Profile
@@ -7,6 +8,13 @@ from services.scheduler.costs.recipes import differentiated, num_forward_only_pa
 from services.scheduler.costs.seconds import generation_work, training_work
 from services.scheduler.costs.shape import Shape, rollout_equivalents, training_equivalents
 from shared.recipe.recipe import Recipe
+
+
+def seconds_words(seconds: float) -> str:
+    """Format seconds by three digits."""
+    if math.isinf(seconds):
+        return "impossible"
+    return f"{seconds:.0f}" if seconds >= 1000 else f"{seconds:.3g}"
 
 
 def sample_seconds(profile: Profile) -> dict[str, float]:

@@ -25,7 +25,7 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Level = Literal["exact", "int8", "int4"]
 """How many bits a number takes on its way: all, or rounded to 8 or 4."""
-ChosenLevel = Level | Literal["auto"]
+ChosenLevel = Literal[Level, "auto"]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 

@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from digenrl.commands.cli import app
 from digenrl.planning.plan import plan
-from digenrl.planning.sites import parse_sites, sample_bytes
+from digenrl.planning.sites import SiteAdvice, parse_sites, sample_bytes
 from services.scheduler.costs.profile import load_profile
-from services.scheduler.sim.sites import Site
+from services.scheduler.sim.sites import Site, SiteUse
 from shared.errors import UserError
 from shared.recipe.recipe import load_recipe
 from tests.paths import RECIPES
@@ -23,8 +23,12 @@ LAB = "lab:a100=16@100/50,40ms"
 def test_a_site_is_read() -> None:
     lab = Site(name="lab", kind="A100", count=16, up=12.5e6, down=6.25e6, delay=0.02)
     hall = Site(name="hall-2", kind="4090", count=8, up=187_500, down=12.5e6, delay=0.005)
-    texts = [" lab : a100=16 @ 100 / 50 , 40 ms", "hall-2:4090x4*2@1.5/100,10ms"]
-    assert parse_sites(texts, QWEN) == [lab, hall]
+    desk = Site(name="Desk", kind="4090", count=1, up=62_500, down=125_000, delay=0.001)
+    texts = [
+        " lab : a100=16 @ 100 / 50 , 40 ms", "hall-2:4090x4*2@1.5/100,10ms",
+        "Desk:4090=1@.5/1.,2 MS",
+    ]  # fmt: skip
+    assert parse_sites(texts, QWEN) == [lab, hall, desk]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +73,7 @@ def test_a_rate_or_a_round_trip_that_is_none_is_refused(rate: str) -> None:
     }.items():
         with pytest.raises(UserError) as refusal:
             parse_sites([text], QWEN)
-        words = f"the {what.strip()} {rate!r} is not above 0; give {FORM}"
+        words = f"the {what.strip()} {rate!r} is not a decimal number above 0; give {FORM}"
         assert str(refusal.value) == f"--site: {text!r}: {words}"
 
 
@@ -90,6 +94,15 @@ def test_a_sample_s_bytes_are_its_states_and_half_of_its_pixels() -> None:
     assert sample_bytes(whole) == 3 * 16 * 64 * 64 * 4 + 3 * 512 * 512
 
 
+def test_long_steps_and_fast_lines_are_shown_as_plain_numbers() -> None:
+    desk = Site(name="desk", kind="4090", count=1, up=125e9, down=125e6, delay=0.02)
+    advice = SiteAdvice(desk, SiteUse(1.465e9, 2e8, 128.0, 1.0), "", 3262.4, 5891.0)
+    assert str(advice) == (
+        "site desk: 1 4090 behind 1000000/1000 Mbit/s, 40 ms, generate 128 samples and train; "
+        "in a step 1,465 MB leave and 200 MB come; 3262 s/step, 5891 without it"
+    )
+
+
 def test_a_plan_says_what_a_site_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("digenrl.planning.plan.plan", cache(plan))  # asked for twice
     words = ["plan", str(RECIPES / "qwen-image.toml"), "--devices", "h100=1"]
@@ -106,7 +119,7 @@ def test_a_plan_says_what_a_site_does(monkeypatch: pytest.MonkeyPatch) -> None:
     assert site["per_step"]["down"] >= 1.6e9, "a version, or sums"
     assert site["step_seconds"] < 0.7 * site["seconds_without"]
     assert "site lab: 3 H100 behind 1000/1000 Mbit/s, 40 ms, generate" in shown
-    assert f"{site['step_seconds']:.3g} s/step, {site['seconds_without']:.3g} without it" in shown
+    assert f"{site['step_seconds']:.0f} s/step, {site['seconds_without']:.0f} without it" in shown
 
 
 def test_a_site_needs_a_recipe_and_devices_that_hold_the_model() -> None:

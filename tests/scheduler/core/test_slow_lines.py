@@ -196,6 +196,19 @@ def test_a_step_does_not_forget_the_bytes_of_a_sum() -> None:
     assert {each.sum_bytes for each in run.state.fluid.holds.values()} == {418 * MB}
 
 
+def test_a_lie_about_the_bytes_of_a_sum_lasts_no_longer_than_a_batch() -> None:
+    run = run_of(20 * MB, 1000, 1000)
+    lie = Holds(version=0, checksum=CHECKSUM, update=0, sum_bytes=2**62)
+    run.give(MemberReported("liar-a", lie))
+    assert run.state.fluid is not None and run.state.fluid.sum_bytes == 20 * MB
+    run = run_of(2**62, 1000)
+    for number in range(3):
+        honest = lie.model_copy(update={"sum_bytes": 20 * MB})
+        run.give(MemberReported(f"honest-{number}-a", honest))
+    run.give(run.published(1))
+    assert run.state.fluid is not None and run.state.fluid.sum_bytes == 20 * MB
+
+
 def wait(run: Run, seconds: int) -> None:
     for _ in range(seconds):
         run.give(Tick(), seconds=1.0)

@@ -5,6 +5,7 @@ or late.
 """
 
 from dataclasses import dataclass, replace
+from statistics import median_low
 
 from services.scheduler import limits
 from services.scheduler.core import participation
@@ -64,7 +65,9 @@ def batch_opened(plan: Plan, state: State, event: PolicyPublished, _now: float) 
             each.checksum for each in before.step.stepped.values() if each.policy == policy
         ]
         checksum = checksums[0] if checksums else None
-    holds, size = ({}, 0) if before is None else (before.holds, before.sum_bytes)
+    holds = {} if before is None else before.holds
+    sizes = [each.sum_bytes for each in holds.values() if each.sum_bytes]
+    size = median_low(sizes or [0 if before is None else before.sum_bytes])
     opened = FluidState(batch=policy.version, checksum=checksum, holds=holds, sum_bytes=size)
     return participation.decide(plan, replace(state, fluid=opened))
 

@@ -45,7 +45,7 @@ def with_held(state: State, fluid: FluidState, address: str, new_holds: Holds | 
         holds = {**fluid.holds, address: new_holds}
     else:
         holds = {a: each for a, each in fluid.holds.items() if a != address}
-    size = max(fluid.sum_bytes, 0 if new_holds is None else new_holds.sum_bytes)
+    size = fluid.sum_bytes or (0 if new_holds is None else new_holds.sum_bytes)
     changed = replace(fluid, holds=holds, sum_bytes=size)
     members = _known_members(state, fluid)
     worker = state.workers.get(address)
