@@ -36,18 +36,11 @@ def templates() -> Environment:
         loader=PackageLoader("digenrl.view"), undefined=StrictUndefined,
         autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True, finalize=_shown,
     )  # fmt: skip
-    environment.globals |= {
-        each.__name__: each
-        for each in (
-            describe_line,
-            describe_shortage,
-            describe_work,
-            drained_counts,
-            gpu_words,
-            time_left,
-            worker_counts,
-        )
-    }
+    words = (
+        describe_line, describe_shortage, describe_work, drained_counts, gpu_words, time_left,
+        worker_counts,
+    )  # fmt: skip
+    environment.globals |= {each.__name__: each for each in words}
     environment.filters |= {
         "figure": figure, "linked": _linked, "as_json": _as_json, "signed": signed,
     }  # fmt: skip
