@@ -1,6 +1,7 @@
 """`digenrl copy`: a run to another store: a backup, its way back, or a move."""
 
 import asyncio
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +23,8 @@ def copy(
     store: Annotated[
         str,
         typer.Argument(
-            help="a folder, or a bucket (s3://bucket/prefix); `runs` makes a run of `digenrl up`"
+            metavar="STORE",
+            help="a folder, or a bucket (s3://bucket/prefix); `runs` makes a run of `digenrl up`",
         ),
     ],
     runs: Runs = RUNS,
@@ -40,6 +42,7 @@ def copy(
 
     chosen = find_run(run, runs)
     is_local = Path(store).resolve() == runs.resolve()
+    _check_target(store, chosen)
     url = store if "://" in store else Path(store).absolute().as_uri()
     given = ServiceSettings(run=chosen.id, store_url=url).store
     folder = runs / chosen.id
@@ -63,6 +66,16 @@ def copy(
     )
     if is_local:
         typer.echo(resume_hint(folder))
+
+
+def _check_target(store: str, run: Run) -> None:
+    """Raises UserError if a store has no name, or is the store or a folder of the run itself."""
+    if not store or re.match(r"[A-Za-z0-9]+:/(?!/)", store):
+        raise UserError(f"STORE: {store!r} is neither a folder nor a bucket (s3://bucket/prefix)")
+    path = store if "://" in store else Path(store).resolve().as_uri()
+    folder = f"{run.store_url}/{run.id}" if run.store_url else run.folder.resolve().as_uri()
+    if path.rstrip("/") == run.store_url.rstrip("/") or f"{path}/".startswith(f"{folder}/"):
+        raise UserError(f"STORE: {store} has the run itself; name another store")
 
 
 async def _with_progress(copying: "RunCopy") -> int:

@@ -244,9 +244,9 @@ def _as_unavailable() -> Iterator[None]:
         raise Unavailable(
             "the object store refuses these keys, or has not given them the right to do this "
             "(DIGENRL_S3_ACCESS_KEY, DIGENRL_S3_SECRET_KEY; `--run` of `digenrl keys "
-            f"init` gives it for a run): {str(error)[:200]}"
+            f"init` gives it for a run): {str(error).splitlines()[0][:200]}"
         ) from error
     except (BaseError, FileNotFoundError) as error:  # nothing is found where there is no bucket
         raise Unavailable(
-            f"the object store did not answer as it should: {str(error)[:200]}"
+            f"the object store did not answer as it should: {str(error).splitlines()[0][:200]}"
         ) from error

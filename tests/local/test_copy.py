@@ -50,6 +50,10 @@ def test_a_copy_is_found_as_a_run_and_says_its_version(stored: Path, tmp_path: P
     [
         ("nothing", "backup", r"RUN: there is no run .*nothing'; `digenrl runs` lists them"),
         ("store/digits", "file", r"Not a directory.*; the same command continues the copy"),
+        ("store/digits", "store", "STORE: .*store has the run itself; name another store"),
+        ("store/digits", "store/digits/backup", "backup has the run itself; name another store"),
+        ("store/digits", "s3:/bucket", "STORE: 's3:/bucket' is neither a folder nor a bucket"),
+        ("store/digits", "", "STORE: '' is neither a folder nor a bucket"),
         ("store/digits", "ftp://there", r"'ftp://there' is neither file:///folder nor one of s3:"),
     ],
 )
@@ -58,7 +62,7 @@ def test_what_cannot_be_copied_is_named_in_one_line(
 ) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=words) as error:
-        copy(tmp_path / run, store if "://" in store else tmp_path / store)
+        copy(tmp_path / run, store if ":/" in store or not store else tmp_path / store)
     assert "\n" not in str(error.value)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from shared.errors import IntegrityError, UserError
-from shared.run.commits import commit, commit_chain, newest_commit
+from shared.run.commits import commit, commit_chain, newest_commit, read_commit
 from shared.run.garbage import find_garbage
 from shared.run.layout import commit_key, previews_folder, usage_key, weights_folder
 from shared.run.repair import find_damage
@@ -180,6 +180,20 @@ async def test_another_run_of_the_name_or_one_that_has_gone_on_is_refused() -> N
         await RunCopy(ObjectStore(InMemory()), source, RUN).copy()
     with pytest.raises(UserError, match="RUN: digits has no version yet"):
         await RunCopy(begun, ObjectStore(InMemory()), RUN).copy()
+
+
+async def test_an_object_that_is_damaged_in_the_copy_is_sent_again() -> None:
+    source, _ = await trained(InMemory(), 3)
+    target = ObjectStore(InMemory())
+    await RunCopy(source, target, RUN).copy()
+    whole = objects(target)
+    for key in await target.keys(weights_folder(RUN)):
+        await target.write(key, b"!" * len(whole[key]))
+    copying = RunCopy(source, target, RUN)
+    version = await copying.copy()
+    record = await read_commit(target, RUN, version)
+    assert record is not None and copying.done_bytes == copying.num_bytes
+    assert all(objects(target)[ref.key] == whole[ref.key] for ref in record.objects)
 
 
 async def test_a_damaged_object_is_not_copied() -> None:
