@@ -8,8 +8,6 @@ seconds (tests/storm).
 
 import asyncio
 import json
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,9 @@ import httpx
 import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from typer.testing import CliRunner
 
+from digenrl.commands.cli import app
 from digenrl.local.brokers.embedded import plan_brokers
 from digenrl.local.secrets.keys import load_keys
 from shared.learning.metrics import STEP_METRICS
@@ -121,10 +121,17 @@ def check_page(run: LocalRun) -> None:
 def follow_by_name_alone(run: LocalRun, folder: Path) -> None:
     """`digenrl follow` and `status` of a run that has ended, without a variable that says where its
     store is."""
-    digenrl, runs = [sys.executable, "-m", "digenrl"], ["--runs", str(run.folder.parent)]
-    subprocess.run([*digenrl, "follow", "small", *runs, "--tensorboard", str(folder)], check=True)
-    said = json.loads(subprocess.check_output([*digenrl, "status", "small", *runs, "--json"]))
+    runs = ["--runs", str(run.folder.parent)]
+    typed("follow", "small", *runs, "--tensorboard", str(folder))
+    said = json.loads(typed("status", "small", *runs, "--json"))
     assert (said["status"], said["step"]) == ("finished", STEPS)
+
+
+def typed(*words: str) -> str:
+    """Return what a command writes to its standard output."""
+    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
 
 
 def check_evaluations(run: LocalRun, summary: dict[str, Any]) -> None:

@@ -174,9 +174,7 @@ class BucketHandle:
         sent = bytes(data)
         await self._serve("write", key, len(data), lambda: self._put(key, sent))
 
-    async def write_unnamed(
-        self, folder: str, data: Content, ref: Awaitable[ObjectRef], *, stays: bool = True
-    ) -> None:
+    async def write_unnamed(self, folder: str, data: Content, ref: Awaitable[ObjectRef]) -> None:
         await self.write((await ref).key, data)
 
     async def create(self, key: str, data: bytes) -> bool:

@@ -12,7 +12,7 @@ from tests.world.faults import Fault
 from tests.world.run import Outcome
 from tests.world.sweep import run_seed, shortened
 
-NUM_SEEDS = int(os.environ.get("DIGENRL_WORLD_SEEDS", "60"))
+NUM_SEEDS = int(os.environ.get("DIGENRL_WORLD_SEEDS", "45"))
 CHUNK = 5
 REPLAYED = 3
 DIGESTS = (

@@ -45,9 +45,7 @@ class InMemory:
     async def write(self, key: str, data: Content) -> None:
         self.objects[key] = bytes(data), time.time()
 
-    async def write_unnamed(
-        self, folder: str, data: Content, ref: Awaitable[ObjectRef], *, stays: bool = True
-    ) -> None:
+    async def write_unnamed(self, folder: str, data: Content, ref: Awaitable[ObjectRef]) -> None:
         await self.write((await ref).key, data)
 
     async def create(self, key: str, data: bytes) -> bool:

@@ -171,7 +171,13 @@ async def test_a_round_ends_without_a_lost_member_and_the_next_is_formed_by_the_
     assert torch.allclose(of(total), whole, rtol=1e-6)
 
 
-@pytest.mark.parametrize("absent", [(), ("a",), ("b",), ("c",), ("a", "c"), ("a", "b")])
+@pytest.mark.parametrize(
+    "absent",
+    [
+        (), ("a",), ("b",), ("a", "b"), pytest.param(("c",), marks=pytest.mark.slow),
+        pytest.param(("a", "c"), marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
 async def test_whoever_has_not_come_is_named_whomever_one_waits_for(
     make: Make, absent: tuple[str, ...]
 ) -> None:
