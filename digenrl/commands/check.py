@@ -1,5 +1,6 @@
 """`digenrl check`: whether a recipe can run."""
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -48,7 +49,6 @@ def check(
 ) -> None:
     """Check whether a recipe can run, without starting anything."""
     from digenrl.local.checking.check import check as check_recipe
-    from digenrl.local.checking.check import failed_as_json
 
     if save_profile is not None and not traced:
         raise UserError("--save-profile: a cost profile needs a trace; add --trace")
@@ -61,7 +61,8 @@ def check(
         )  # fmt: skip
     except UserError as error:
         if as_json:
-            typer.echo(failed_as_json(recipe, error))
+            result = {"recipe": str(recipe), "ok": False, "error": str(error)}
+            typer.echo(json.dumps(result, indent=2))
         raise
     if save_profile is not None:
         from digenrl.trace.profile import traced_profile, write_profile

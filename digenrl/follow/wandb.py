@@ -39,7 +39,8 @@ class WeightsAndBiases:
         self._shown = self._panels.read_text().splitlines() if self._panels.exists() else []
         self._has_open_row = False
         self._row: dict[str, list[wandb.Image]] = {}
-        self.next_step = max(1, self._kept_step() if self._run.offline else self._run.step)
+        kept = int(self._kept.read_text()) if self._kept.exists() else 1
+        self.next_step = max(1, kept if self._run.offline else self._run.step)
 
     def write(self, record: CommitRecord) -> None:
         step, self._has_open_row = record.policy.version, True
@@ -65,6 +66,3 @@ class WeightsAndBiases:
 
     def close(self) -> None:
         self._run.finish()
-
-    def _kept_step(self) -> int:
-        return int(self._kept.read_text()) if self._kept.exists() else 1

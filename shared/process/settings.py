@@ -66,10 +66,6 @@ def _default_cache() -> Path:
     return Path(given or os.path.expanduser("~/.cache")) / "digenrl"  # noqa: PTH111 -- never raises
 
 
-def _is_folder(store_url: str) -> bool:
-    return store_url.startswith("file:")
-
-
 HostCacheFolder = Annotated[str, AfterValidator(_cache_folder)]
 
 
@@ -241,7 +237,8 @@ class ServiceSettings(Endpoints, HttpSettings):
         Raises:
             UserError: if it is off and should be shared.
         """
-        if self.host_cache == "off" or (self.host_cache == "auto" and _is_folder(self.store_url)):
+        in_folder = self.store_url.startswith("file:")
+        if self.host_cache == "off" or (self.host_cache == "auto" and in_folder):
             if self.share_at is not None:
                 raise UserError(
                     "share_at: what hosts pass on lies in their caches, and host_cache is "

@@ -97,7 +97,7 @@ def _walk(location: tuple[int | str, ...], recipe: type[BaseModel]) -> tuple[lis
             field = getattr(table, "model_fields", {}).get(part)
             if field is None:
                 break
-            table = _inner_table(field.annotation)
+            table = next(iter(get_args(field.annotation)), field.annotation)
             if not hasattr(table, "model_fields"):
                 break
     return keys, table
@@ -117,7 +117,3 @@ def _remedy(path: list[str], table: type[BaseModel], recipe: type[BaseModel]) ->
     else:
         meant = nearest(recipe, ".".join(path))
     return f"; did you mean {meant}?" if meant else f"; known are {', '.join(names)}"
-
-
-def _inner_table(annotation: Any) -> Any:
-    return get_args(annotation)[0] if get_args(annotation) else annotation

@@ -159,7 +159,7 @@ class HostCache:
             async with aclosing(relay.store_reads.counted(store.stream(ref, first))) as chunks:
                 async for chunk in chunks:
                     yield chunk
-            await relay.note_rate()
+            await relay.store_rates()
 
         peers = await relay.join(ref, attempt, store.traffic.up.rate)
         read = (partial(peer.chunks, ref, min_rate=relay.min_rate) for peer in peers)

@@ -274,7 +274,7 @@ class Relay:
         """Announce that this host is about to receive an object, and the rate at which it stores;
         return the hosts that it may receive it from, beginning with its own site."""
         await self._listen()  # whoever did may have died
-        (host, port), rates = self.at, await self._store_rates()
+        (host, port), rates = self.at, await self.store_rates()
         me = Peer(
             host=host, port=port, token=self.folder.secret(), attempt=attempt, site=self.site,
             receives=rates.own, sends=sends,
@@ -288,13 +288,10 @@ class Relay:
 
     async def min_rate(self) -> float:
         """Return the least rate of a source; 0 if the store's is not known."""
-        return self.min_share * ((await self._store_rates()).known or 0.0)
+        return self.min_share * ((await self.store_rates()).known or 0.0)
 
-    async def note_rate(self) -> None:
-        """Have other hosts of the site know at which rate this one reads from the store."""
-        await self._store_rates()
-
-    async def _store_rates(self) -> StoreRates:
+    async def store_rates(self) -> StoreRates:
+        """Share the rate at which this host reads from the store; return the rates of its site."""
         host = ":".join(map(str, self.at))
         return await self.peers.store_rates(self.site, host, self.store_reads.rate)
 

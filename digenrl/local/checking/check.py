@@ -217,7 +217,3 @@ def trace_model(
 def _size(size: int) -> str:
     mib = size / (1 << 20)
     return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.1f} MiB"
-
-
-def failed_as_json(path: Path, error: UserError) -> str:
-    return json.dumps({"recipe": str(path), "ok": False, "error": str(error)}, indent=2)

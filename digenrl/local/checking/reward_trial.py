@@ -110,7 +110,8 @@ def read_images(folder: Path) -> dict[str, Pixels]:
     images: dict[str, Pixels] = {}
     for path in sorted(folder.iterdir()):
         if path.is_dir():
-            frames = [_pixels(each) for each in _images_in(path)]
+            files = sorted(each for each in path.iterdir() if each.suffix.lower() in SUFFIXES)
+            frames = [_pixels(each) for each in files]
             if frames:
                 images[path.name] = _stacked(frames, path)
         elif path.suffix.lower() in SUFFIXES:
@@ -118,10 +119,6 @@ def read_images(folder: Path) -> dict[str, Pixels]:
     if not images:
         raise UserError(f"--images: {folder} holds no image ({', '.join(SUFFIXES)})")
     return images
-
-
-def _images_in(folder: Path) -> list[Path]:
-    return sorted(each for each in folder.iterdir() if each.suffix.lower() in SUFFIXES)
 
 
 def _stacked(frames: Sequence[Pixels], folder: Path) -> Pixels:

@@ -38,7 +38,7 @@ def ready_groups(plan: Plan, state: State) -> Iterator[ReadyGroup]:
             and not waits_for_a_mend(state, group)
         ]
         dropped = {r.index for r in ready if lacks_scores(r.group) and is_dropped(plan, r.group)}
-        if dropped and len(dropped) == len(ready) and not _is_begun(batch):
+        if dropped and len(dropped) == len(ready) and not batch.tally.sent:
             continue
         if plan.schedule.deterministic:  # they are trained in their order
             yield from ready
@@ -66,11 +66,6 @@ def _dropped_last(
 def waits_for_a_mend(state: State, group: GroupState) -> bool:
     """Whether operators have paused the run to fix the cause of failed scoring."""
     return state.phase == "paused" and lacks_scores(group)
-
-
-def _is_begun(batch: BatchState) -> bool:
-    """Whether a group of the batch has been sent to training."""
-    return batch.tally.sent > 0
 
 
 def train_command(plan: Plan, ready: ReadyGroup) -> TrainGroup:

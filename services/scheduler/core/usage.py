@@ -21,13 +21,8 @@ def uses(plan: Plan, state: State) -> dict[str, DeviceUse]:
             case "member":
                 uses_by_device[worker.name] = _member_use(state, worker) or waits_for
             case _:
-                uses_by_device[worker.name] = _rollout_use(worker) or waits_for
+                uses_by_device[worker.name] = "generating" if worker.assigned else waits_for
     return uses_by_device
-
-
-def _rollout_use(worker: WorkerState) -> DeviceUse | None:
-    """Return the use of the device; None if it waits."""
-    return "generating" if worker.assigned else None
 
 
 def _member_use(state: State, worker: WorkerState) -> DeviceUse | None:

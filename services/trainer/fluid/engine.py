@@ -97,7 +97,7 @@ class FluidEngine(TrainerEngine):
         names them."""
         newest, digest = self._sets.newest, self.newest_digest()
         trained, sampling = (newest.trained, digest), None
-        if newest.are_distinct:
+        if newest.sampling is not newest.trained:
             trained = newest.trained, self._digest(newest.trained)
             sampling = newest.sampling, digest
         states, types = self._states(), self._trained.types

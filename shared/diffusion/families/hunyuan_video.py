@@ -1,7 +1,5 @@
 """HunyuanVideo: text-to-video, guidance as an input of the network."""
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from shared.diffusion.families.base import Family
@@ -16,7 +14,10 @@ class HunyuanVideo(Family):
         Prompts are not padded, so all elements of the mask are 1."""
         for name, module in network.named_modules():
             if name.endswith(".attn"):
-                module.register_forward_pre_hook(_without_mask, with_kwargs=True)
+                module.register_forward_pre_hook(
+                    lambda _, positional, named: (positional, {**named, "attention_mask": None}),
+                    with_kwargs=True,
+                )
         return network
 
     @property
@@ -45,9 +46,3 @@ class HunyuanVideo(Family):
         vae = self.pipeline.vae
         video: Tensor = vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
         return video.transpose(1, 2)
-
-
-def _without_mask(
-    attention: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return positional, {**named, "attention_mask": None}

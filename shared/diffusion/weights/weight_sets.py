@@ -37,10 +37,6 @@ class VersionSets:
     sampling: Tensors
     """The same object as ``trained`` without an old policy."""
 
-    @property
-    def are_distinct(self) -> bool:
-        return self.sampling is not self.trained
-
 
 class WeightSets:
     def __init__(self, network: nn.Module) -> None:

@@ -88,15 +88,10 @@ def updates_replace_version(plan: Plan, state: State) -> bool:
     return not plan.early_groups or any(each > 1 for each in ranks)
 
 
-def have_made(fluid: FluidState) -> frozenset[str]:
-    """Members that have made the provisional version, the committer's to the last bit."""
-    return frozenset() if fluid.step is None else fluid.step.agreed - fluid.gone
-
-
 def may_begin_next(state: State, fluid: FluidState) -> frozenset[str]:
-    """Return the devices that may generate by the provisional version: members that have made it
-    and, once its weights can be fetched, all that only generate."""
-    addresses = have_made(fluid)
+    """Return the devices that may generate by the provisional version: members that have made
+    it with the committer's bits and, once its weights can be fetched, all that only generate."""
+    addresses = frozenset() if fluid.step is None else fluid.step.agreed - fluid.gone
     return addresses if fluid.stored_weights is None else addresses | state.workers.roles.rollout
 
 

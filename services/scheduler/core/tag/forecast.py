@@ -135,11 +135,8 @@ def _balanced(tag_inputs: TagInputs) -> list[int]:
 
 def _pace(tag_inputs: TagInputs, groups: int) -> float:
     generation, _ = fluid.per_group(tag_inputs)
-    generated = (tag_inputs.groups - groups + _in_vain(tag_inputs)) * generation
+    wasted = WASTED_GROUPS * (1 - 1 / tag_inputs.fragments_per_group)
+    generated = (tag_inputs.groups - groups + wasted) * generation
     rounds = math.ceil(groups * tag_inputs.fragments_per_group / max(1, tag_inputs.trainer_queues))
     helped = tag_inputs.switch + rounds * tag_inputs.help if groups else 0.0
     return max(generated, helped + tag_inputs.groups * tag_inputs.train + tag_inputs.commit)
-
-
-def _in_vain(tag_inputs: TagInputs) -> float:
-    return WASTED_GROUPS * (1 - 1 / tag_inputs.fragments_per_group)
