@@ -74,7 +74,7 @@ class InitRequest(NamedTuple):
     def name_options(self, errors: str) -> str:
         """Return errors of the recipe with the names of options in place of keys."""
         typed = {re.escape(key): f"--{key}" for key in self.options}
-        for key, option in (typed | OPTIONS).items():
+        for key, option in (typed | OPTIONS | typed).items():
             errors = re.sub(rf"(?<![\w.-])(?:{key})(?!\.?\w)", option, errors)
         return errors.replace(f"{self.out}: ", "")
 

@@ -82,6 +82,8 @@ def test_faults_name_the_options_that_were_typed(folder: Path) -> None:
     assert model.startswith("--model: ") and model.endswith("or a model of the hub as --model")
     assert prompts == "--prompts: no.txt holds no prompt"
     assert reward.startswith("--reward: ") and reward.endswith("--reward bright.py:name")
+    asked = request("empty")._replace(options={"data.prompts": "no.txt"})
+    assert asked.name_options("data.prompts: no file") == "--data.prompts: no file"
 
 
 def test_what_is_missing_is_named(folder: Path) -> None:
