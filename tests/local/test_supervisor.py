@@ -10,6 +10,7 @@ import pytest
 from digenrl.local.brokers.embedded import Program
 from digenrl.local.processes.child_logs import reason_in
 from digenrl.local.processes.supervisor import ChildFailed, Supervisor
+from shared.errors import UserError
 
 ENDS_AS_A_USER_ERROR = [sys.executable, "-c", "import sys; sys.exit(2)"]
 
@@ -32,7 +33,7 @@ async def test_a_needed_child_that_cannot_be_kept_running_fails_the_run(tmp_path
     supervisor = Supervisor(tmp_path, {})
     await supervisor.start(child(optional=False), wait=False)
     await given_up(supervisor)
-    with pytest.raises(ChildFailed, match="one ended with status 2"):
+    with pytest.raises(UserError, match="one ended with status 2"):
         await supervisor.failed
 
 

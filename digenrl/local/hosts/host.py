@@ -27,7 +27,7 @@ from digenrl.local.processes.gpus import visible_cards
 from digenrl.local.processes.preload import plan_preload
 from digenrl.local.processes.program import Program
 from digenrl.local.processes.starter import Starter
-from digenrl.local.processes.supervisor import ChildRefused, Supervisor
+from digenrl.local.processes.supervisor import Supervisor
 from digenrl.local.running.command_lines import worker_programs
 from digenrl.local.runs import read_progress
 from digenrl.local.secrets.keys import SETTINGS, Keys
@@ -105,8 +105,6 @@ async def _keep_workers(request: HostRequest, leading: Sequence[Supervisor]) -> 
         for program in programs:
             await supervisor.start(program, wait=False)
         await supervisor.finished(*leading)
-    except ChildRefused as refused:
-        raise UserError(str(refused)) from refused
     finally:
         marking.cancel()
         for each in leading:

@@ -21,7 +21,7 @@ from digenrl.local.limits import CHILD_STOP_S, FIRST_BACKOFF_S, MAX_BACKOFF_S, M
 from digenrl.local.processes.child_logs import reason_in
 from digenrl.local.processes.program import Program, rejection, wait_ready
 from digenrl.local.processes.starter import SAFE_PATH, Process, Starter
-from shared.errors import DigenRLError
+from shared.errors import DigenRLError, UserError
 from shared.process.linux import die_with_parent
 
 EXIT_USER_ERROR = 2
@@ -33,7 +33,7 @@ class ChildFailed(DigenRLError):
     """Raised when a child keeps failing, or will never succeed."""
 
 
-class ChildRefused(ChildFailed):
+class ChildRefused(ChildFailed, UserError):
     """Raised when a child ends because of its settings, or of its host: with status 2."""
 
 
@@ -198,7 +198,8 @@ class Supervisor:
             log.warning("child_given_up", name=child.program.name, status=status, last=last)
         elif not self.failed.done():
             kind = ChildRefused if status == EXIT_USER_ERROR else ChildFailed
-            failed = kind(f"{child.program.name} ended with status {status}: {last}")
+            why = last.removeprefix("digenrl: ")
+            failed = kind(f"{child.program.name} ended with status {status}: {why}")
             self.failed.set_exception(error or failed)
 
 
