@@ -115,6 +115,27 @@ def test_a_key_that_kubernetes_does_not_know_is_found(
         ({"brokers": {"s3": {"size": "50GB"}}}, "at '/brokers/s3/size': '50GB' does not match"),
         ({"brokers": {"deploy": False}}, "brokers.nats.peers: empty, and brokers.deploy is false"),
         ({"models": {"accessModes": ["Shared"]}}, "at '/models/accessModes/0': value must be one"),
+        (
+            {"models": {"hubTokenSecret": "A B"}},
+            "at '/models/hubTokenSecret': 'A B' does not match",
+        ),
+        ({"env": {"lower": "x"}}, "at '/env': additional properties 'lower' not allowed"),
+        ({"recipeFiles": {"../x": ""}}, "at '/recipeFiles': additional properties '../x' not"),
+        ({"recipe": "mine.yaml"}, "at '/recipe': 'mine.yaml' does not match pattern"),
+        ({"hosts": ["http://page"]}, "at '/hosts/0': 'http://page' does not match pattern"),
+        ({"clients": [{"cidr": "::/0"}]}, "at '/clients/0': additional properties 'cidr' not"),
+        (
+            pools({"kind": "rollout", "tolerations": [{"operator": "Is"}]}),
+            "at '/pools/0/tolerations/0/operator': value must be one of 'Exists', 'Equal'",
+        ),
+        (
+            pools({"kind": "rollout", "nodeSelector": {"a b": "c"}}),
+            "at '/pools/0/nodeSelector': additional properties 'a b' not allowed",
+        ),
+        (
+            pools({"kind": "rollout", "resources": {"limits": {"cpu": "two"}}}),
+            "at '/pools/0/resources/limits/cpu': 'two' does not match pattern",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused_in_one_line(values: dict[str, Any], line: str) -> None:
