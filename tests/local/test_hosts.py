@@ -138,6 +138,12 @@ def test_a_wrong_file_is_refused_in_a_line_that_names_the_key(
     assert str(refused.value).startswith(line), refused.value
 
 
+def test_a_missing_ssh_is_a_line(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(lab))
+    refused = CliRunner().invoke(app, ["hosts", "status"])
+    assert str(refused.exception).startswith("ssh: No such file or directory; install OpenSSH")
+
+
 def test_a_folder_that_cannot_be_written_is_a_line(lab: Path) -> None:
     (lab / "file").touch()
     refused = CliRunner().invoke(app, ["hosts", "units", "--out", "file"])

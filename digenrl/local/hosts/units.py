@@ -201,7 +201,10 @@ class Shell:
         if self.plans:
             self.say(shlex.join(words))
             return ""
-        ended = subprocess.run(words, capture_output=True, text=True, check=False)
+        try:
+            ended = subprocess.run(words, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise UserError(f"{words[0]}: {error.strerror}; install OpenSSH's client") from error
         if ended.returncode:
             last = ended.stderr.strip().rpartition("\n")[2] or f"status {ended.returncode}"
             raise UserError(f"{shlex.join(words[:6])} ...: {last}")
