@@ -51,7 +51,7 @@ def decode(encoded: Encoded, size: int) -> Tensor:
     blocks, shapes = -(-size // BLOCK), {n: (tuple(t.shape), t.dtype) for n, t in encoded.items()}
     scales = ((blocks,), torch.int8)
     formats = [((blocks, BLOCK), torch.int8), ((blocks, BLOCK // 2), torch.uint8)]
-    if shapes not in [{CODES: each, EXPONENTS: scales} for each in formats]:
+    if size < 1 or shapes not in [{CODES: each, EXPONENTS: scales} for each in formats]:
         raise ContractError(f"not an encoded tensor of {size} numbers: {str(shapes)[:200]}")
     codes, exponents = encoded[CODES], encoded[EXPONENTS]
     if exponents.min() < MIN_EXPONENT or exponents.max() > MAX_EXPONENT:

@@ -88,3 +88,10 @@ def test_what_is_no_rounded_tensor_of_this_size_is_refused(change: object) -> No
     found = dict(encode(torch.ones(3 * BLOCK), "int8"))
     with pytest.raises(ContractError, match="encoded tensor"):
         decode(change(found), 3 * BLOCK)
+
+
+@pytest.mark.parametrize("size", [0, -5, -3 * BLOCK, 10**30])
+def test_a_rounded_tensor_of_no_size_is_refused(size: int) -> None:
+    found = {"codes": torch.zeros(0, BLOCK, dtype=torch.int8)}
+    with pytest.raises(ContractError, match="encoded tensor"):
+        decode(found | {"exponents": torch.zeros(0, dtype=torch.int8)}, size)
