@@ -82,13 +82,6 @@ class CheckedRecipe:
         return checked.recipe
 
 
-async def store_recipe(
-    store: ObjectStore, recipe: Recipe, recipe_folder: Path | None = None
-) -> Recipe:
-    """Check a recipe, store it with its run, and return it; raises UserError as the check does."""
-    return await (await check_recipe(store, recipe, recipe_folder)).put(store)
-
-
 async def check_recipe(
     store: ObjectStore, recipe: Recipe, recipe_folder: Path | None = None
 ) -> CheckedRecipe:

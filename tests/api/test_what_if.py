@@ -10,11 +10,11 @@ from digenrl.api import what_if
 from digenrl.api.run_history import RunHistory
 from digenrl.api.what_if import WhatIf
 from shared.recipe.recipe import load_recipe, override
-from shared.run.run_recipe import store_recipe
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
 from tests.follow.runs import RUN, Run
 from tests.paths import ROOT
+from tests.stored_recipe import store_recipe
 
 SD35 = ROOT / "recipes" / "sd35-large.toml"
 

@@ -11,10 +11,10 @@ from shared.messages.contracts import Policy
 from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.run.commits import commit, newest_commit
 from shared.run.layout import weights_folder
-from shared.run.run_recipe import store_recipe
 from shared.store import ObjectStore
 from tests import examples
 from tests.paths import DIGITS
+from tests.stored_recipe import store_recipe
 
 SMALL = {"run.steps": 5, "evaluation.every": 2, "evaluation.samples_per_prompt": 2}
 NUM_PROMPTS = 40

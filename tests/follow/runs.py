@@ -7,11 +7,11 @@ from pathlib import Path
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import load_recipe, override
 from shared.run.commits import CommitRecord, commit
-from shared.run.run_recipe import store_recipe
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
 from tests import examples
 from tests.paths import DIGITS
+from tests.stored_recipe import store_recipe
 
 RUN = "test"
 

@@ -20,11 +20,12 @@ from shared.learning.prompts import read_prompts, read_rows
 from shared.recipe.dataset import Dataset
 from shared.recipe.recipe import Recipe, load_recipe
 from shared.run.layout import file_key
-from shared.run.run_recipe import check_recipe, read_recipe, store_recipe
+from shared.run.run_recipe import check_recipe, read_recipe
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
 from tests.hub.mirror import TOKEN, Mirror, Repository, in_use
 from tests.paths import DIGITS
+from tests.stored_recipe import store_recipe
 
 NAME = "tiny/edits"
 KEY = "data.dataset"

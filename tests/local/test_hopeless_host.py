@@ -20,10 +20,10 @@ from digenrl.local.secrets.keys import Keys, keys_in
 from shared.recipe.recipe import load_recipe, override
 from shared.run.layout import recipe_key
 from shared.run.record_backups import write_kept
-from shared.run.run_recipe import store_recipe
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
 from tests.paths import DEMO
+from tests.stored_recipe import store_recipe
 from tests.storm.disks import small_disks
 
 RUN = "hopeless"

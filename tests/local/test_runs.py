@@ -25,10 +25,10 @@ from digenrl.local.store import run_store
 from shared.errors import UserError
 from shared.process.settings import Endpoints
 from shared.recipe.recipe import load_recipe
-from shared.run.run_recipe import store_recipe
 from shared.store import open_store
 from tests.follow.runs import RUN, Run
 from tests.paths import DIGITS
+from tests.stored_recipe import store_recipe
 
 
 def invoke(*arguments: str) -> Result:

@@ -17,11 +17,11 @@ from digenrl.local.processes.ports import free_ports
 from shared.diffusion.loading import device
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe, load_recipe
-from shared.run.run_recipe import store_recipe
 from shared.store import open_store
 from shared.store.settings import StoreSettings
 from tests.local.test_verdict import with_gpus
 from tests.paths import DIGITS
+from tests.stored_recipe import store_recipe
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="torch can use a GPU here")
 REFUSED = (

@@ -22,11 +22,11 @@ from shared.messages.contracts import Policy
 from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.run.commits import commit
 from shared.run.layout import weights_folder
-from shared.run.run_recipe import store_recipe
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
 from tests import examples
 from tests.paths import DIGITS
+from tests.stored_recipe import store_recipe
 
 SCORER = "def score(images):\n    raise RuntimeError('no licence')\n"
 

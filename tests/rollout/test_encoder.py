@@ -21,12 +21,13 @@ from shared.process.worker_process import WorkerProcess
 from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.run.commits import commit, record_digest
 from shared.run.conditions import forget_conditions, read_conditions
-from shared.run.run_recipe import prompt_order, store_recipe
+from shared.run.run_recipe import prompt_order
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
 from tests import examples
 from tests.examples import ENCODING
 from tests.paths import DIGITS
+from tests.stored_recipe import store_recipe
 from tests.waiting import until
 
 GROUPS, AHEAD, STEPS = 3, 2, 20

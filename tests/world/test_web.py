@@ -22,12 +22,12 @@ from shared.process.service import Health, worker_app
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import load_recipe, override
 from shared.run.commits import commit
-from shared.run.run_recipe import store_recipe
 from shared.store import ObjectStore
 from tests import examples
 from tests.follow.runs import RUN, Run
 from tests.paths import DIGITS
 from tests.scheduler.shell.conftest import folder, scheduler
+from tests.stored_recipe import store_recipe
 from tests.world import observers
 from tests.world.blocking import run_blocking
 from tests.world.companions import companions_installed, create_scheduler_app, serve_events

@@ -10,10 +10,11 @@ from services.scheduler.shell.staleness import settle_staleness
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.run.layout import recipe_key, staleness_key
-from shared.run.run_recipe import read_recipe, store_recipe
+from shared.run.run_recipe import read_recipe
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
 from tests.paths import DIGITS
+from tests.stored_recipe import store_recipe
 
 
 def auto(**changes: object) -> Recipe:

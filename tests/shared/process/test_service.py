@@ -22,12 +22,12 @@ from shared.process.service import give_threads, listen
 from shared.process.worker_process import until_finished
 from shared.recipe.recipe import load_recipe, override
 from shared.run.layout import commit_key
-from shared.run.run_recipe import store_recipe
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
 from tests import examples
 from tests.brokers import PASSWORD
 from tests.paths import DIGITS
+from tests.stored_recipe import store_recipe
 
 PATIENCE_S = 25
 

@@ -14,10 +14,11 @@ from shared.learning.prompts import read_prompts
 from shared.recipe.files import read_layers
 from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.recipe.sources import sourced_values
-from shared.run.run_recipe import evaluation_rows, held_out_rows, prompt_order, store_recipe
+from shared.run.run_recipe import evaluation_rows, held_out_rows, prompt_order
 from shared.store import open_store
 from shared.store.settings import StoreSettings
 from tests.paths import DIGITS, RECIPES
+from tests.stored_recipe import store_recipe
 
 SHIPPED = sorted({*RECIPES.glob("*.toml"), *RECIPES.glob("published/*.toml")})
 

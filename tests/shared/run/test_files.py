@@ -14,8 +14,9 @@ from shared.models.hub import ROOT
 from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.run.files import check_files, file_digest
 from shared.run.rights import WRITES
-from shared.run.run_recipe import FILES, check_same_run, read_recipe, store_recipe
+from shared.run.run_recipe import FILES, check_same_run, read_recipe
 from shared.store import ObjectStore
+from tests.stored_recipe import store_recipe
 
 RECIPE = """
 [run]

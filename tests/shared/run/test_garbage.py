@@ -24,12 +24,12 @@ from shared.run.layout import (
 )
 from shared.run.manifest import TensorBoxes
 from shared.run.retention import Manifests, named_by, retention_from, version_folders
-from shared.run.run_recipe import store_recipe
 from shared.run.shards import store_manifest, store_version_parts
 from shared.store import ObjectStore
 from shared.store.backend import Content, StoredObject
 from tests import examples
 from tests.paths import DIGITS
+from tests.stored_recipe import store_recipe
 
 RUN = "digits"
 KEPT = {"run.keep_last": 2, "run.keep_every": 100, "run.steps": 300}

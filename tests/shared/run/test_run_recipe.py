@@ -9,10 +9,11 @@ import structlog
 from shared.errors import UserError
 from shared.recipe.recipe import load_recipe, override
 from shared.release import RELEASE
-from shared.run.run_recipe import check_recipe, read_recipe, store_recipe, wait_for_recipe
+from shared.run.run_recipe import check_recipe, read_recipe, wait_for_recipe
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
 from tests.paths import DIGITS
+from tests.stored_recipe import store_recipe
 
 
 async def test_a_worker_says_once_that_it_waits_for_the_recipe(

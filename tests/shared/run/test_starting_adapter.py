@@ -11,9 +11,10 @@ from safetensors.torch import save_file
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe, load_recipe
 from shared.run.files import check_files
-from shared.run.run_recipe import FILES, read_recipe, store_recipe
+from shared.run.run_recipe import FILES, read_recipe
 from shared.store import ObjectStore
 from tests.report.tiny_recipes import recipe_of
+from tests.stored_recipe import store_recipe
 
 LAYER = "transformer.transformer_blocks.0.attn.to_q"
 
