@@ -88,7 +88,7 @@ class Meter:
             raise
         self._end(size)
         if size:
-            self.quickest = min(self.quickest, self._noted_at - began)
+            self.quickest = min(self.quickest, max(0.0, self._noted_at - began))
             if self.direction:
                 ROUND_TRIP_SECONDS.labels(direction=self.direction).set(self.quickest)
 
@@ -121,7 +121,7 @@ class Meter:
     def _note(self, change: int) -> None:
         now = time.monotonic()
         if self._num_open:
-            self._new_seconds += now - self._noted_at
+            self._new_seconds += max(0.0, now - self._noted_at)
         self._noted_at = now
         self._num_open += change
 

@@ -96,3 +96,12 @@ def test_metrics_have_the_round_trip_of_each_direction(clock: Clock) -> None:
     for direction, seconds in (("up", 0.1), ("down", 0.2)):
         found = REGISTRY.get_sample_value("digenrl_round_trip_seconds", {"direction": direction})
         assert found == pytest.approx(seconds)
+
+
+def test_a_clock_that_goes_back_makes_no_line_faster(clock: Clock) -> None:
+    both = Traffic()
+    for seconds in (2.0, -5.0, 2.0):
+        with both.up.transfer(MIN_BYTES):
+            clock.now += seconds
+    assert (both.up.num_bytes, both.up.seconds) == (3 * MIN_BYTES, 4.0)
+    assert both.round_trip == 0.0
