@@ -80,7 +80,8 @@ def test_the_pods_of_the_demo_train_to_the_end_and_come_back_when_killed(
 ) -> None:
     keys = tmp_path / "keys"
     secrets = make_secrets(keys, "digits")
-    with running(documents(render(values_of("demo"))), secrets) as cluster:
+    values = {**values_of("demo"), "options": ["--steps", "8"]}
+    with running(documents(render(values)), secrets) as cluster:
         cluster.wait_started()
         token = (keys / "viewer.token").read_text().strip()
         wait_until(lambda: ask(cluster, token)[0]["step"] >= 2, cluster)
