@@ -18,15 +18,15 @@ from digenrl.api.run_history import RunHistory
 from services.scheduler.shell.api_models import View, example
 from shared.caches import keep_newest
 from shared.limits import MAX_TEXT
-from shared.process.http_api import errors, in_words
+from shared.process.http_api import PATTERN_TEXTS, errors
 
 SAMPLE_S = 1800.0
 """Longest time that the samples of a version take; then the process is ended."""
 MAX_KEPT, MAX_FILES = 32, 1024
 """Results that are kept, and their files."""
 LINK = "/v1/media/prompt-3-4-000-0.png"
-NO_NUL = in_words(r"^[^\x00]*$", "has the character NUL; leave it out")
-"""Pattern of what a command line can have."""
+NO_NUL = r"^[^\x00]*$"
+PATTERN_TEXTS[NO_NUL] = "has the character NUL; leave it out"
 Version = Annotated[int, Field(ge=0, lt=2**31)]
 
 

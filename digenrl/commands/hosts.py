@@ -57,6 +57,7 @@ def _write(file: Path, out: Path) -> "HostsFile":
         write_units(hosts_file, out)
     except OSError as error:
         raise UserError(f"--out: {error.filename}: {error.strerror}; name another") from error
-    for role in {"trainer", "reward"} - hosts_file.roles:
-        typer.echo(f"no host has the role {role}: the run waits for one", err=True)
+    for role in ("trainer", "reward"):
+        if not any(role in table.roles for table in hosts_file.hosts.values()):
+            typer.echo(f"no host has the role {role}: the run waits for one", err=True)
     return hosts_file

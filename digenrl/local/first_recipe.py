@@ -6,7 +6,9 @@ decide how the model is held, and which devices generate and train.
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,6 +88,7 @@ def first_tables(request: InitRequest) -> dict[str, Any]:
         UserError: with a line for each fault of the inputs.
     """
     faults, keys, scorers = Faults(), dict(ONE_DEVICE), list[dict[str, str]]()
+    out_faults = _out_faults(request.out)
     start: Mapping[str, Any] = {}
     with faults.collected():
         keys |= model_key(request.model)
@@ -97,8 +100,7 @@ def first_tables(request: InitRequest) -> dict[str, Any]:
     for given in request.rewards or ("",) * ("reward.scorers" not in request.options):
         with faults.collected():
             scorers.append(_scorer(given))
-    if request.out.exists() or request.out.suffix != ".toml":
-        faults.append(f"--out: {request.out} exists, or is no .toml; name another file")
+    faults += out_faults
     typed = {key: each for key, each in request.options.items() if ".scorers" not in key}
     with faults.collected():
         load_recipe(files.SHIPPED / "digits.toml", typed)  # checks values, for any model
@@ -111,6 +113,18 @@ def first_tables(request: InitRequest) -> dict[str, Any]:
     return tables
 
 
+def _out_faults(out: Path) -> list[str]:
+    """Make the file of the recipe, or return why it cannot be made."""
+    if out.exists() or out.suffix != ".toml":
+        return [f"--out: {out} exists, or is no .toml; name another file"]
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.touch()
+    except OSError as error:
+        return [f"--out: {out}: {error.strerror}; name another file"]
+    return []
+
+
 def recipe_from(request: InitRequest, tables: Mapping[str, Any]) -> Recipe:
     """Return the recipe of tables that are not written yet."""
     return resolve(request.out, [files.RecipeLayer(request.out, dict(tables))], {})
@@ -120,11 +134,10 @@ def write_recipe(request: InitRequest, tables: Mapping[str, Any], devices: str) 
     """Write the recipe, in which every key has its meaning."""
     head = (
         f"# {request.model} on {devices}, made by `digenrl init`.",
-        f"# Start it with: digenrl up {request.out}",
+        f"# Start it with: digenrl up {shlex.quote(str(request.out))}",
         "# `digenrl recipe keys WORD` explains further keys.",
     )
     lines = (*head, *explained_toml(tables, Recipe))
-    request.out.parent.mkdir(parents=True, exist_ok=True)
     request.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -205,7 +218,7 @@ def _on_this_machine(
 def _prompts(request: InitRequest) -> dict[str, Any]:
     """Return the keys of the prompts, of which some are held out for evaluations."""
     given, file = request.prompts, request.typed_prompts
-    if not given:
+    if not any(each.strip() for each in given):
         raise UserError("--prompts: missing; name a file with a prompt per line, or type prompts")
     path = Path(given[0]).expanduser()
     if len(given) == 1 and (os.path.exists(path) or path.suffix in DATA_FILES):  # noqa: PTH110
@@ -213,8 +226,8 @@ def _prompts(request: InitRequest) -> dict[str, Any]:
     elif file.exists():
         raise UserError(f"--prompts: {file} exists; name it, or move it away")
     else:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("".join(f"{each}\n" for each in given), encoding="utf-8")
+        with suppress(OSError):  # which is a fault of --out
+            file.write_text("".join(f"{each}\n" for each in given), encoding="utf-8")
     if not file.exists():
         raise UserError(f"--prompts: no file {file}; correct its name, or type prompts")
     number = num_different(read_rows(file))

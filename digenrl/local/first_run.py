@@ -1,5 +1,6 @@
 """The steps of `digenrl init`: inputs, trace, recipe, check, and four samples with rewards."""
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -42,8 +43,8 @@ def first_run(request: InitRequest, *, sampled: bool, say: Callable[[str], None]
         if not checked.verdict.can_run:
             raise UserError(checked.verdict.sentence)
     except BaseException as error:
-        for path in made:
-            path.unlink(missing_ok=True)
+        for path in filter(Path.exists, made):
+            path.unlink()
         if isinstance(error, UserError):
             raise UserError(request.name_options(str(error))) from error
         raise
@@ -52,7 +53,7 @@ def first_run(request: InitRequest, *, sampled: bool, say: Callable[[str], None]
     yield checked.verdict.sentence
     if sampled:
         yield from _show_samples(checked.recipe, request.out.with_suffix(".samples"))
-    yield f"train it: digenrl up {request.out}"
+    yield f"train it: digenrl up {shlex.quote(str(request.out))}"
 
 
 def _show_samples(recipe: Recipe, folder: Path) -> Iterator[str]:

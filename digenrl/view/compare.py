@@ -21,7 +21,7 @@ from digenrl.reading.intervals import Interval, mean_interval
 from digenrl.reading.recipe_differences import recipe_differences
 from digenrl.view import gallery
 from digenrl.view.pages import View
-from shared.process.http_api import in_words
+from shared.process.http_api import PATTERN_TEXTS
 from shared.recipe.recipe import Recipe
 
 COLOURS = (1, 2, 3, 4, 5, 7, 8, 6)
@@ -31,7 +31,8 @@ NUM_SHOWN_PAIRS = 24
 """Pairs that a page shows."""
 MAX_PAIRS = 200
 """Pairs that are judged blind."""
-SIDE = in_words(r"^[A-Za-z0-9_.-]{1,100}(@[0-9]{1,9})?$", "name a run, or RUN@VERSION")
+SIDE = r"^[A-Za-z0-9_.-]{1,100}(@[0-9]{1,9})?$"
+PATTERN_TEXTS[SIDE] = "name a run, or RUN@VERSION"
 Side = Annotated[str, Query(pattern=SIDE)]
 Sides = Annotated[list[Side], Query(max_length=len(COLOURS), default_factory=list)]
 First = Annotated[int, Query(ge=0, lt=2**31)]

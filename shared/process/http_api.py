@@ -98,14 +98,8 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": Problem, "description": STATUS_TEXTS[status]} for status in statuses}
 
 
-PATTERN_TEXTS: dict[str, str] = {}
-"""Remedies that errors show, by the pattern that a value does not match."""
-
-
-def in_words(pattern: str, remedy: str) -> str:
-    """Return a pattern of values, after its remedy is noted."""
-    PATTERN_TEXTS[pattern] = remedy
-    return pattern
+PATTERN_TEXTS = {"extra_forbidden": "is unknown; leave it out"}
+"""Remedies that errors show, by the pattern that a value does not match; modules add theirs."""
 
 
 def existing(value: T | None, otherwise: str) -> T:
@@ -159,11 +153,8 @@ def _validation_problem(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    pattern = first.get("ctx", {}).get("pattern")
-    message = PATTERN_TEXTS.get(pattern, first["msg"])
-    if first["type"] == "extra_forbidden":
-        message = "is unknown; leave it out"
-    return problem(422, f"{where}: {message}")
+    pattern = first.get("ctx", {}).get("pattern", first["type"])
+    return problem(422, f"{where}: {PATTERN_TEXTS.get(pattern, first['msg'])}")
 
 
 def _unexpected_problem(_: Request, error: Exception) -> JSONResponse:

@@ -65,22 +65,14 @@ class RunCopy:
         recipe = await read_kept(self.source, self.run, "recipe")
         await write_kept(self.target, self.run, "recipe", recipe or b"")
         for key, size in version.items():
-            await self._verify(key, size)
+            try:
+                await _read(self.target, key, size)
+            except IntegrityError:  # it has been damaged there
+                del self._present[key]
+                self.done_bytes -= size
+                await self._copy(key, size)
+                await _read(self.target, key, size)
         return newest
-
-    async def _verify(self, key: str, size: int) -> None:
-        """Read an object of the target; send it again if it is damaged there.
-
-        Raises:
-            IntegrityError: if it is damaged nevertheless.
-        """
-        try:
-            await _read(self.target, key, size)
-        except IntegrityError:
-            del self._present[key]
-            self.done_bytes -= size
-            await self._copy(key, size)
-            await _read(self.target, key, size)
 
     async def _check_stores(self) -> None:
         for name, store in (("RUN", self.source), ("STORE", self.target)):

@@ -142,10 +142,3 @@ def test_a_certificate_for_no_name_is_refused(tmp_path: Path) -> None:
     for name in ("a,b=c", "10.0.0.1:22", "10.0.0.0/8", ""):
         with pytest.raises(UserError, match=f"--tls: '{name}' is no name of a host"):
             authority_in(tmp_path / "ca").certificate(tmp_path / "tls", [name])
-
-
-def test_a_server_at_another_address_gets_another_certificate(tmp_path: Path) -> None:
-    authority, texts = authority_in(tmp_path / "ca"), list[str]()
-    for at in ("10.0.0.1", "10.0.0.1", "10.0.0.2"):
-        texts.append(authority.certificate(tmp_path / "tls", [at, "localhost"]).cert.read_text())
-    assert texts[0] == texts[1] != texts[2]

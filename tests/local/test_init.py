@@ -92,6 +92,19 @@ def test_what_is_missing_is_named(folder: Path) -> None:
     assert [line.partition(":")[0] for line in lines] == ["--model", "--prompts", "--reward"]
 
 
+@pytest.mark.parametrize("prompt", ["a fox", "prompts.txt"])
+def test_a_recipe_that_cannot_be_written_is_a_fault_before_anything_is_traced(
+    folder: Path, prompt: str
+) -> None:
+    (folder / "prompts.txt").write_text("a fox\na hare\n")
+    asked = request(None, prompt)._replace(out=folder / "bright.py" / "mine.toml")
+    assert faults(asked)[-1].endswith("mine.toml: File exists; name another file")
+
+
+def test_an_empty_prompt_is_a_missing_one(folder: Path) -> None:
+    assert any(line.startswith("--prompts: missing") for line in faults(request(None, " ")))
+
+
 def test_a_folder_that_holds_no_model_leaves_no_file(folder: Path) -> None:
     (folder / "empty").mkdir()
     words = ["init", "--model", "empty", "--prompts", "a fox", "--reward", "bright.py"]

@@ -71,10 +71,6 @@ class HostsFile(BaseModel, extra="forbid", frozen=True):
     def unit(self) -> str:
         return f"digenrl-{self.run}.service"
 
-    @property
-    def roles(self) -> set[str]:
-        return {role for table in self.hosts.values() for role in parse_roles(table.roles, "roles")}
-
 
 def read_hosts(path: Path) -> HostsFile:
     """Read hosts.toml; raises UserError with a line for each fault."""
@@ -88,12 +84,6 @@ def read_hosts(path: Path) -> HostsFile:
         raise UserError("\n".join(map(_fault, error.errors(include_url=False)))) from error
     except ValueError as error:
         raise UserError(f"--file: {path}: {error}") from error
-    _check(hosts)
-    return hosts
-
-
-def _check(hosts: HostsFile) -> None:
-    """Raises UserError with a line for each fault of values that are valid alone."""
     faults, targets = Faults(), dict[str, str]()
     with faults.collected():
         check_address(hosts.address, "address")
@@ -109,28 +99,25 @@ def _check(hosts: HostsFile) -> None:
     if not hosts.hosts:
         faults.append("hosts: has no host; write a table [hosts.NAME] for each")
     faults.raise_any()
+    return hosts
 
 
 def _fault(fault: Any) -> str:
     where = ".".join(str(part) for part in fault["loc"] if part != "[key]")
-    match fault["type"]:
-        case "extra_forbidden":
-            table = HostTable if len(fault["loc"]) > 1 else HostsFile
-            return f"{where}: unknown key; use one of {', '.join(table.model_fields)}"
-        case "string_pattern_mismatch":
-            return f"{where}: {fault['input']!r}; use {WORDS[fault['ctx']['pattern']]}"
-        case "missing":
-            return f"{where}: missing; it has no default"
-    kind = "a table" if fault["type"] in ("dict_type", "model_type") else "a text in quotes"
-    return f"{where}: write {kind}"
+    if fault["type"] == "extra_forbidden":
+        table = HostTable if len(fault["loc"]) > 1 else HostsFile
+        return f"{where}: unknown key; use one of {', '.join(table.model_fields)}"
+    if fault["type"] == "string_pattern_mismatch":
+        return f"{where}: {fault['input']!r}; use {WORDS[fault['ctx']['pattern']]}"
+    kinds = {"missing": "missing; it has no default", "dict_type": "write a table"}
+    kinds["model_type"] = kinds["dict_type"]
+    return f"{where}: {kinds.get(fault['type'], 'write a text in quotes')}"
 
 
 def write_units(hosts: HostsFile, out: Path) -> None:
     """Write what each host needs to a folder of its name; keys are made once, in `out/keys`.
 
-    Raises:
-        UserError: if a host's folder has files of others.
-        OSError: if a file cannot be written.
+    Raises UserError or OSError if a folder has files of others or cannot be written.
     """
     keys, first = out / KEYS, next(iter(hosts.hosts))
     for folder in (out / name for name in hosts.hosts):

@@ -23,17 +23,15 @@ from digenrl.view.markup import templates
 from digenrl.view.pages import BASE, WALL, View, render
 from digenrl.view.server import create_app, new_app
 from shared.process.http_access import Access, check_routes, sign_in
-from shared.process.http_api import in_words
+from shared.process.http_api import PATTERN_TEXTS
 from shared.process.operations import split_run
 from shared.store.previews import content_type
 
 ALL_RUNS = "/runs"
 OF_ALL_RUNS = re.compile(r"/((v1/)?runs|compare)(/|$)")
 """Addresses that are not below the run of the process."""
-NAME = in_words(
-    r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
-    "use 1 to 64 letters, digits, '.', '-' and '_', starting with a letter or digit",
-)
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+PATTERN_TEXTS[NAME] = "use 1 to 64 letters, digits, '.', '-' and '_'"
 Name = Annotated[str, Path(pattern=NAME)]
 
 

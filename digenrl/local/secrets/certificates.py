@@ -34,15 +34,12 @@ class Authority:
         return (self.folder / "cert.pem").read_text()
 
     def certificate(self, folder: Path, names: Sequence[str]) -> Certificate:
-        """Return the certificate in ``folder`` for a server of these names. A missing one is
-        made, and so is one for fewer names.
+        """Return the certificate in ``folder`` for a server of these names, made if it has none.
 
         Raises:
             UserError: if a name cannot be in a certificate.
         """
-        pair, listed = Certificate(folder / "cert.pem", folder / "key.pem"), folder / "cert.names"
-        if listed.exists() and not {*names}.issubset(listed.read_text().split()):
-            pair.cert.unlink(missing_ok=True)
+        pair = Certificate(folder / "cert.pem", folder / "key.pem")
         if not pair.cert.exists():
             authority = trustme.CA.from_pem(
                 self.pem.encode(), (self.folder / "key.pem").read_bytes()
@@ -56,8 +53,6 @@ class Authority:
                 raise UserError(
                     f"--tls: {', '.join(names)!r} is no name of a host; name one host or address"
                 ) from error
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_secret(listed, " ".join(names))
             chain = b"".join(each.bytes() for each in signed.cert_chain_pems)
             _write(pair, signed.private_key_pem.bytes(), chain)
         return pair
