@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from digenrl.commands import host
+from digenrl.local.hosts import first_host
 from digenrl.local.hosts.host import parse_gpus
 from digenrl.local.processes.assignment import assign_gpus
 from digenrl.local.processes.gpus import visible_cards
 from digenrl.local.running.command_lines import worker_programs
+from digenrl.local.secrets.certificates import authority_in
 from digenrl.local.secrets.keys import Keys
 from digenrl.planning.entries import host_processes
 from digenrl.planning.ledger import Card
@@ -119,3 +121,17 @@ def test_logs_of_a_host_are_printed_once_and_their_files_do_not_grow(
         assert path.stat().st_size <= 1000 and path.read_text().endswith(f"line {number}\n" * 9)
     expected = [f"rollout-0: line {number}" for number in range(100) for _ in range(10)]
     assert capsys.readouterr().out.splitlines() == expected
+
+
+def test_the_servers_of_a_first_host_have_certificates_of_its_present_address(
+    tmp_path: Path,
+) -> None:
+    """A requeued Slurm job may start on another node, with the same folder."""
+    authority = authority_in(tmp_path / "keys" / "ca")
+    before = dict[Path, bytes]()
+    for address in ("127.0.0.2", "127.0.0.3"):
+        first_host._prepare(address, tmp_path)
+        for folder in (tmp_path / "tls", tmp_path / "keys" / "scheduler"):
+            certificate = authority.certificate(folder, [address]).cert.read_bytes()
+            assert before.get(folder) != certificate
+            before[folder] = certificate
