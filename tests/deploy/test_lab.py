@@ -152,7 +152,7 @@ def test_fluid_hosts_fetch_the_model_once_end_with_their_run_and_lose_nothing(
     folder = f'folder = "{ROOT}/models/digits"'
     plan, apply, status, down = typed_commands()
     with (
-        lab(tmp_path, MEMBERS, fluid(steps=8).replace(folder, f'id = "{MODEL}"')) as hosts,
+        lab(tmp_path, MEMBERS, fluid().replace(folder, f'id = "{MODEL}"')) as hosts,
         mirror(f"{SUBNET}.1") as hub,
     ):
         hub.add(MODEL, ROOT / "models/digits")
