@@ -74,6 +74,8 @@ class Meter(TorchDispatchMode):
 
     def __init__(self, fakes: FakeTensorMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        gc.collect()
+        gc.freeze()  # what is imported or loaded before stays: `live` skips it
         self._fakes = fakes
         self._sizes: dict[int, int] = {}
         """Address of a storage -> bytes that are counted of it."""

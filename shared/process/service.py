@@ -289,3 +289,4 @@ def freeze_gc() -> None:
     50 ms every now and then."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(700)  # Python's own, which a start raises: garbage may hold a device's memory
