@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from fastapi import HTTPException
 
@@ -37,9 +37,10 @@ class Turns:
 
 
 async def run_command(
-    *words: str, limit_s: float, environment: Mapping[str, str] | None = None, refusal: int = 409
-) -> str:
-    """Return what a command prints.
+    *words: str, limit_s: float, environment: Mapping[str, str] | None = None, refusal: int = 409,
+    on_line: Callable[[str], None] | None = None,
+) -> str:  # fmt: skip
+    """Return what a command prints; ``on_line`` gets each line at once.
 
     Raises:
         HTTPException: if the command fails, or takes longer than ``limit_s``; with the status
@@ -52,6 +53,8 @@ async def run_command(
     )  # fmt: skip
     try:
         async with asyncio.timeout(limit_s):
+            while on_line and process.stdout and (line := await process.stdout.readline()):
+                on_line(line.decode())
             output, errors = await process.communicate()
     except TimeoutError:
         why = f"no {words[0]} within {limit_s:g} s; `digenrl {words[0]}` has no limit of time"

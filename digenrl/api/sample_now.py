@@ -4,11 +4,12 @@ Processes of their own sample, one at a time: neither readers of the page nor th
 The newest results are kept in memory.
 """
 
+import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException
 from pydantic import ConfigDict, Field
@@ -48,7 +49,7 @@ class SampleRequest(View):
 class PromptSample(View):
     """A sample of a prompt."""
 
-    model_config = example(version=4, still=LINK, media=LINK)
+    model_config = example(version=4, still=LINK, media=LINK, reward=0.93, why_unscored="")
 
     version: int
     """Version that generated it."""
@@ -56,6 +57,10 @@ class PromptSample(View):
     """Location of the picture, or of the middle frame of the video."""
     media: str
     """Location of the picture or video."""
+    reward: float | None = None
+    """Score of the recipe's reward; null if it cannot score the sample."""
+    why_unscored: str = ""
+    """Why it has no reward."""
 
 
 @dataclass(slots=True)
@@ -65,8 +70,9 @@ class SampleNow:
     history: RunHistory
     environment: Mapping[str, str]
     """Variables that locate the store, for a separate process."""
-    stage: str = ""
-    """Present stage of the request in work; empty without one."""
+    stage: dict[str, str | float | None] = field(default_factory=dict)
+    """Prompt and present stage of the request in work, and the share of its denoising steps that
+    are done, None before the first one; empty without a request."""
     known: dict[SampleRequest, list[PromptSample]] = field(default_factory=dict)
     """Samples of earlier requests."""
     _turns: Turns = field(default_factory=Turns)
@@ -88,32 +94,51 @@ class SampleNow:
                     keep_newest(self.known, request, made, MAX_KEPT)
                 return self.known[request]
             finally:
-                self.stage = ""
+                self.stage = {}
 
     async def _made(self, request: SampleRequest, version: int) -> list[PromptSample]:
-        self.stage, self._number = f"samples with version {version}", self._number + 1
-        recipe = self.history.recipe
+        at, num, scores = request.versions.index(version), len(request.versions), dict[str, Any]()
+        self._number, recipe = self._number + 1, self.history.recipe
+
+        def show(stage: str, share: float | None) -> None:
+            self.stage = {"prompt": request.prompt, "stage": stage, "share": share}
+
+        def follow(line: str) -> None:
+            told = json.loads(line)
+            scores.update(told)
+            if "done" in told:
+                done, of = told["done"], told["of"]
+                step = f"samples with version {version}: step {done} of {of}"
+                scored = f"scores the samples of version {version}"
+                show(scored if done == of else step, (at + done / of) / num)
+
+        show(f"loads version {version}", at / num or None)
         is_base = version == 0 and recipe is not None and recipe.model.adapter is None
         with tempfile.TemporaryDirectory(prefix="digenrl-samples-") as folder:
             await run_command(
                 "generate", self.history.run, "--version", "base" if is_base else str(version),
                 f"--prompt={request.prompt}", "--seed", str(request.seed),
-                "--num", str(request.num_each), "--out", folder,
-                environment=self.environment, limit_s=SAMPLE_S,
+                "--num", str(request.num_each), "--out", folder, "--json",
+                environment=self.environment, limit_s=SAMPLE_S, on_line=follow,
             )  # fmt: skip
-            return self._kept(version, Path(folder))
+            return self._kept(version, Path(folder), scores["rewards"], scores["why_unscored"])
 
-    def _kept(self, version: int, folder: Path) -> list[PromptSample]:
+    def _kept(
+        self, version: int, folder: Path, rewards: Sequence[float | None], why: str
+    ) -> list[PromptSample]:
         """Keep the pictures in a folder, or the videos with their middle frames."""
-        samples = []
-        for path in sorted(each for each in folder.iterdir() if each.is_file()):
+        samples, files = [], sorted(each for each in folder.iterdir() if each.is_file())
+        for path, reward in zip(files, rewards, strict=True):
             frames = sorted(path.with_suffix("").glob("*.png"))
             links = []
             for each in [*frames[len(frames) // 2 :][:1], path]:
                 name = f"prompt-{self._number}-{version}-{path.stem}{each.suffix}"
                 keep_newest(self.history.prompted, name, each.read_bytes(), MAX_FILES)
                 links.append(f"/v1/media/{name}")
-            samples.append(PromptSample(version=version, still=links[0], media=links[-1]))
+            samples.append(PromptSample(
+                version=version, still=links[0], media=links[-1], reward=reward,
+                why_unscored=why if reward is None else "",
+            ))  # fmt: skip
         return samples
 
 

@@ -1,6 +1,7 @@
 """`digenrl generate`: samples from the model of a run, or of a recipe."""
 
 import asyncio
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -42,6 +43,9 @@ def generate(
     ] = None,
     num: Annotated[int, typer.Option(min=1, max=1024, help="samples per prompt")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="seed of the noise")] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="JSON lines: steps as they are done, then rewards")
+    ] = False,
     runs: Runs = RUNS,
 ) -> None:
     """Generate images or videos with the model of a run, at any of its versions, or of a recipe.
@@ -73,11 +77,13 @@ def generate(
     prepare_libraries(recipe, threads=recipe.rollout.threads)
     from digenrl.report.generate import generate as make
 
+    follow = (lambda told: typer.echo(json.dumps(told))) if as_json else None
     files = make(
-        recipe, weights, prompt, images=image or (), num_each=num, seed=seed, out=out or folder
-    )
+        recipe, weights, prompt, images=image or (), num_each=num, seed=seed, out=out or folder,
+        follow=follow,
+    )  # fmt: skip
     for path in files:
-        typer.echo(path)
+        typer.echo(json.dumps({"file": str(path)}) if as_json else path)
 
 
 async def _from_run(

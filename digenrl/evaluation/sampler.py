@@ -17,7 +17,7 @@ from shared.diffusion.loading.models import Conditions, ModelAdapter, repeat_row
 from shared.diffusion.policy import LoadedPolicy, load_policy, sampling_plan
 from shared.diffusion.sampling.decoding import decoded
 from shared.diffusion.sampling.encoding import TextEncoders
-from shared.diffusion.sampling.sampler import Denoising, Velocity, denoise
+from shared.diffusion.sampling.sampler import Denoising, Velocity
 from shared.learning.seeds import derive
 from shared.models.memory import Residence
 from shared.recipe.recipe import Recipe
@@ -26,7 +26,7 @@ Media = npt.NDArray[np.uint8]
 """(n, C, H, W), or videos (n, F, C, H, W)"""
 
 OnProgress = Callable[[int, int], None]
-"""Gets the number of prompts done, and of all prompts."""
+"""Gets the number of prompts or steps done, and of all of them."""
 
 Row = tuple[str, bytes | None, str | None]
 """A prompt, the file of its source image, and its own negative prompt."""
@@ -42,14 +42,10 @@ class Sampler:
     """Holds the network and samples it with its current weights."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        stopping: threading.Event | None = None,
-        *,
-        progress: OnProgress | None = None,
-        rows: Iterable[Row] = (),
-        memory: Residence | None = None,
-    ) -> None:
+        self, recipe: Recipe, stopping: threading.Event | None = None, *,
+        progress: OnProgress | None = None, on_step: OnProgress | None = None,
+        rows: Iterable[Row] = (), memory: Residence | None = None,
+    ) -> None:  # fmt: skip
         """Encode prompts, let go of the text encoders, and load the recipe's network and decoder. A
         device to which the network is streamed is taken to have no room for text encoders: they run
         on the CPU.
@@ -57,11 +53,11 @@ class Sampler:
         Args:
             stopping: when it is set, `sample` raises `SamplingStopped`, also in another thread.
             progress: is called by `sample`.
+            on_step: is called after each denoising step of prompts that are sampled together.
             rows: prompts that are encoded now; others are encoded when they are sampled, with
                 the network in memory.
             memory: where the network's blocks are; by default where rollout has them, which
-                changes
-                no sample.
+                changes no sample.
         """
         torch.set_num_threads(recipe.rollout.threads)
         self._recipe = recipe
@@ -75,20 +71,17 @@ class Sampler:
         self._at_once = RowsAtOnce(self._policy.device)
         self._stopping = stopping or threading.Event()
         self._progress = progress or (lambda done, all_of_them: None)
+        self._on_step = on_step or (lambda done, all_of_them: None)
 
     @property
     def model(self) -> ModelAdapter:
         return self._policy.model
 
     def sample(
-        self,
-        prompts: Sequence[str],
-        *,
-        num_each: int,
-        seed: int,
+        self, prompts: Sequence[str], *, num_each: int, seed: int,
         sources: Sequence[bytes | None] | None = None,
         negatives: Sequence[str | None] | None = None,
-    ) -> Media:
+    ) -> Media:  # fmt: skip
         """Sample each prompt ``num_each`` times, ordered by prompt. The noise of a sample depends
         only on the seed and on the numbers of the prompt and the sample. ``sources`` are the files
         of the prompts' source images, ``negatives`` their own negative prompts."""
@@ -132,7 +125,7 @@ class Sampler:
             for name in conditions[0]
         }
         denoising = Denoising(
-            sampling_plan(self._recipe, window_start=None),
+            plan := sampling_plan(self._recipe, window_start=None),
             seeds=[
                 noise_seed(seed, number, index)
                 for number in range(first, first + len(conditions))
@@ -141,8 +134,12 @@ class Sampler:
             shape=model.latent_shape(height=table.height, width=table.width, frames=table.frames),
             device=self._policy.device,
         )
-        latents = denoise(self._velocity(rows), denoising)
-        return np.asarray(decoded(model, latents, self._policy.device).numpy(), dtype=np.uint8)
+        velocity = self._velocity(rows)
+        while not denoising.done:
+            denoising.advance(velocity)
+            self._on_step(denoising.num_steps_done, len(plan.sigmas) - 1)
+        media = decoded(model, denoising.latents, self._policy.device)
+        return np.asarray(media.numpy(), dtype=np.uint8)
 
     def _velocity(self, rows: Conditions) -> Velocity:
         guidance = self._recipe.model.guidance

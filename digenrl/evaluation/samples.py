@@ -5,6 +5,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +17,10 @@ from digenrl.evaluation.settings import as_evaluated
 from services.reward.scorer import build_scorers, scorer_inputs
 from services.reward.scoring import load_source, score_samples
 from shared.diffusion.weights.trained_weights import load_weights
+from shared.errors import DigenRLError
 from shared.models.memory import Residence
-from shared.recipe.recipe import Recipe
-from shared.run.run_recipe import evaluation_rows
+from shared.recipe.recipe import Recipe, override
+from shared.run.run_recipe import evaluation_rows, trained_and_held_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +40,9 @@ class PromptSampler:
     """Samples the recipe's evaluation prompts with one set of weights after another."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        stopping: threading.Event | None = None,
-        *,
-        progress: OnProgress | None = None,
-        memory: Residence | None = None,
-    ) -> None:
+        self, recipe: Recipe, stopping: threading.Event | None = None, *,
+        progress: OnProgress | None = None, memory: Residence | None = None,
+    ) -> None:  # fmt: skip
         """``stopping``, ``progress`` and ``memory`` are passed to the sampler."""
         self._table, self._background = recipe.evaluation, recipe.data.background
         rows = evaluation_rows(recipe)
@@ -127,6 +125,21 @@ class Judges:
         wanted = np.array([wanted_digit(metadata) for metadata in samples.metadata])
         predicted = DigitProbability(self._digits, "gold_mlp").predict(samples.images)
         return np.asarray(predicted == wanted, dtype=np.bool_)
+
+
+def rewards_of(recipe: Recipe, prompts: Sequence[str], images: Media) -> dict[str, Any]:
+    """Return the training reward of each image, made in order from ``prompts``, and why images have
+    none. A prompt of the recipe has its metadata, and another prompt has none."""
+    texts = [text for text in prompts for _ in range(len(images) // len(prompts))]
+    try:
+        rows = (*evaluation_rows(recipe), *trained_and_held_out(recipe)[0])
+        known: dict[str, dict[str, object]] = {text: {"prompt": text} for text in texts}
+        known |= {prompt.text: scorer_inputs(prompt) for prompt, _ in rows}
+        samples = Samples(images, [known[text] for text in texts], texts)
+        scores = Judges(override(recipe, {"evaluation.scorers": ()})).scores(samples)
+    except DigenRLError as error:
+        return {"rewards": [None] * len(images), "why_unscored": str(error)}
+    return {"rewards": scores[REWARD], "why_unscored": "its scorer returned no number"}
 
 
 def _weighted_sum(weights: Sequence[float], scores: Sequence[float | None]) -> float | None:

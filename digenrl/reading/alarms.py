@@ -48,7 +48,7 @@ def is_failing(facts: RunFacts) -> bool:
 
 def cause_of(letters: Sequence[DeadLetterView]) -> str:
     """Return the most frequent reason of open letters, for which a run fails; empty without any."""
-    return next((reason for reason, _ in reasons([e for e in letters if e.state == "open"])), "")
+    return next((why for why, _ in reasons([e for e in letters if e.state == "open"])), "")
 
 
 def _failure(run: RunView, letters: Sequence[DeadLetterView]) -> str:

@@ -17,10 +17,17 @@ from digenrl.reading.sentences import (
     status,
     throughput,
 )
-from digenrl.reading.wording import gpu_words, time_left, worker_counts
+from digenrl.reading.wording import (
+    describe_shortage,
+    describe_work,
+    figure,
+    gpu_words,
+    time_left,
+    worker_counts,
+)
 from services.scheduler.core.state import Phase
 from services.scheduler.shell.api_load import LoadView, SlowestView
-from services.scheduler.shell.api_models import View, WorkerView
+from services.scheduler.shell.api_models import RunView, View, WorkerView
 from shared.run.usage import BatchUsage, DeviceUse
 
 SLOW_WORKER_FACTOR = 2.0
@@ -76,6 +83,9 @@ class RunReading(View):
     """A line for each condition that needs attention."""
     load: LoadView | None
     """Throughput against what is possible, and where samples wait, as the API shows it."""
+    health: str
+    """Live workers with a fault, and one that is far slower than equal ones; empty without
+    workers."""
     workers: list[WorkerView]
     """Live workers, as the API shows them."""
     metrics: dict[str, float]
@@ -112,7 +122,7 @@ class RunReading(View):
             *([self.bottleneck] if self.bottleneck else []),
             *([self.throughput] if self.throughput else []),
             *([self.queues] if self.queues else []),
-            *([f"workers: {workers}"] if workers else []),
+            *([f"workers: {workers}", self.health] if workers else []),
             *(f"{each.worker}: {gpu_words(each)}" for each in self.workers if each.gpu_use),
             *([f"{self.device_hours:.2f} device hours"] if self.device_hours else []),
             *(f"{each.worker} {each.declines}" for each in self.workers if each.declines),
@@ -126,32 +136,22 @@ def read(facts: RunFacts) -> RunReading:
         [step.staleness for step in facts.steps[-USAGE_BATCHES:]], facts.usage
     )
     waits = main_wait(schedule)
+    slowest = None if load is None else slow_worker(load.slowest, facts.workers, waits)
     settings = active_settings(run, facts.recipe, facts.tag) if facts.is_live else None
+    advises = settings is not None and run.step > WARM_UP_STEPS
+    last = facts.usage[-1] if facts.usage else None
     return RunReading(
-        run=run.run,
-        status=status(run, is_live=facts.is_live),
-        phase=run.phase,
-        step=run.step,
-        steps=run.steps,
-        eta_seconds=run.eta_seconds,
-        reward_mean=run.reward_mean,
-        seconds_per_step=schedule.seconds_per_step,
-        utilisation=schedule.utilisation,
+        run=run.run, status=status(run, is_live=facts.is_live), phase=run.phase,
+        step=run.step, steps=run.steps, eta_seconds=run.eta_seconds, reward_mean=run.reward_mean,
+        seconds_per_step=schedule.seconds_per_step, utilisation=schedule.utilisation,
         bottleneck=_bottleneck(facts, schedule, settings),
-        throughput=throughput(
-            load, waits, run.run, advises=settings is not None and run.step > WARM_UP_STEPS
-        ),
-        alarms=alarms(facts),
-        load=load,
-        workers=list(facts.workers),
-        metrics=dict(facts.steps[-1].metrics) if facts.steps else {},
-        slowest=None if load is None else slow_worker(load.slowest, facts.workers, waits),
-        devices=device_times(facts.usage),
-        machines=facts.usage[-1].machines if facts.usage else {},
-        device_hours=facts.usage[-1].device_hours if facts.usage else None,
-        schedule=schedule,
+        throughput=throughput(load, waits, run.run, advises=advises), alarms=alarms(facts),
+        load=load, health=health(run, facts.workers, slowest), workers=list(facts.workers),
+        metrics=dict(facts.steps[-1].metrics) if facts.steps else {}, slowest=slowest,
+        devices=device_times(facts.usage), machines={} if last is None else last.machines,
+        device_hours=None if last is None else last.device_hours, schedule=schedule,
         evaluations=list(facts.evaluations),
-    )
+    )  # fmt: skip
 
 
 def _bottleneck(facts: RunFacts, schedule: ScheduleSummary, settings: set[str] | None) -> str:
@@ -187,6 +187,29 @@ def slow_worker(
         worker=slowest.worker, seconds_per_sample=slowest.seconds_per_sample,
         mean_seconds_per_sample=mean, is_far_slower=is_far_slower,
     )  # fmt: skip
+
+
+def health(run: RunView, workers: Sequence[WorkerView], slowest: SlowWorker | None) -> str:
+    """Return one sentence: which workers have a fault, and which one is far slower than equal
+    ones; empty without workers."""
+    if not workers:
+        return ""
+    faults = [f"no worker of {each} reports" for each in run.missing_workers]
+    faults += [
+        f"{each.worker} is {describe_work(each)}" for each in workers
+        if each.refused or each.drain != "no"
+    ]  # fmt: skip
+    faults += [f"{e.worker} ran out of memory: {describe_shortage(e)}" for e in workers
+               if e.memory_shortage]  # fmt: skip
+    number = "1 worker reports" if len(workers) == 1 else f"{len(workers)} workers report"
+    state = f"{number}{', and ' if faults else ' without a fault'}{'; '.join(faults)}"
+    if slowest is None or not slowest.is_far_slower:
+        return f"{state}; none is far slower than equal ones."
+    own, mean = slowest.seconds_per_sample, slowest.mean_seconds_per_sample
+    return (
+        f"{state}; {slowest.worker} is far slower than equal ones, with {figure(own)} s per sample "
+        f"where the mean is {figure(mean)}: look at its host, or drain it."
+    )
 
 
 def device_times(usage: Sequence[BatchUsage]) -> dict[str, DeviceTimes]:

@@ -55,16 +55,10 @@ def summarise_schedule(steps: Iterable[Staleness], usage: Sequence[BatchUsage]) 
         seconds_per_step=seconds_per_step(batch.seconds for batch in steady),
         utilisation=_busy_share(together),
         utilisation_by_device={d: _busy_share(uses) or 0.0 for d, uses in by_device.items()},
-        bubbles={
-            use: round(seconds / whole, 4)
-            for use, seconds in together.items()
-            if use not in BUSY_USES
-        },
+        bubbles={u: round(s / whole, 4) for u, s in together.items() if u not in BUSY_USES},
         staleness=count_staleness(counts for step in steps for counts in step),
         samples_helped=sum(batch.tag.samples_helped for batch in usage if batch.tag),
-        tag=[
-            TagDecision(batch=batch.batch, **batch.tag.model_dump()) for batch in usage if batch.tag
-        ],
+        tag=[TagDecision(batch=b.batch, **b.tag.model_dump()) for b in usage if b.tag],
     )
 
 

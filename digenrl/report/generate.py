@@ -1,12 +1,14 @@
 """Generates images or videos with a recipe's model and an exported adapter."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from digenrl.evaluation.media import save
 from digenrl.evaluation.sampler import Sampler
+from digenrl.evaluation.samples import rewards_of
 from digenrl.report.export import networks_in, read_adapter, read_network
 from shared.diffusion.weights.trained_weights import load_weights
 from shared.errors import ContractError, IntegrityError, UserError
@@ -16,21 +18,17 @@ from shared.recipe.recipe import Recipe
 
 
 def generate(
-    recipe: Recipe,
-    adapter: Path | Mapping[str, Tensor] | None,
-    prompts: Sequence[str],
-    *,
-    images: Sequence[Path] = (),
-    num_each: int,
-    seed: int,
-    out: Path,
-) -> Iterator[Path]:
+    recipe: Recipe, adapter: Path | Mapping[str, Tensor] | None, prompts: Sequence[str], *,
+    images: Sequence[Path] = (), num_each: int, seed: int, out: Path,
+    follow: Callable[[Mapping[str, Any]], None] | None = None,
+) -> Iterator[Path]:  # fmt: skip
     """Sample the prompts with an ODE and all steps, write the samples, and yield the path of each
     file.
 
     Args:
         adapter: exported weights, or a version's; None: the base model.
         images: source images of the prompts: one for all, or one for each.
+        follow: gets the denoising steps done, and at last the rewards of all samples.
 
     Raises:
         UserError: if the adapter does not fit the recipe, an image cannot be taken, or ``out``
@@ -39,7 +37,12 @@ def generate(
     sources = _sources(recipe, prompts, images)
     tensors, recipe = _read(adapter, recipe) if isinstance(adapter, Path) else (adapter, recipe)
     rows = zip(prompts, sources, [None] * len(prompts), strict=True)
-    sampler = Sampler(recipe, rows=rows)
+
+    def on_step(done: int, of: int) -> None:
+        if follow is not None:
+            follow({"done": done, "of": of})
+
+    sampler = Sampler(recipe, rows=rows, on_step=on_step)
     if tensors is not None:
         try:
             load_weights(sampler.model.transformer, _without_constants(tensors, sampler))
@@ -47,6 +50,8 @@ def generate(
             name = adapter if isinstance(adapter, Path) else "the version"
             raise UserError(f"--adapter: {name} does not fit the recipe: {error}") from error
     media = sampler.sample(prompts, num_each=num_each, seed=seed, sources=sources)
+    if follow is not None:
+        follow(rewards_of(recipe, prompts, media))
     try:
         for number, sample in enumerate(media):
             yield from save(out, f"{number // num_each:03d}-{number % num_each}", sample)

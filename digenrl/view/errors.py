@@ -30,12 +30,7 @@ def add_error_pages(app: FastAPI, render: Render) -> None:
     add_problems(app)
     for fault, status in STORE_FAULT_STATUS.items():
         app.add_exception_handler(fault, _problem_of(status))
-    kinds: tuple[type[Exception], ...] = (
-        HTTPException,
-        RequestValidationError,
-        *STORE_FAULT_STATUS,
-    )
-    for kind in kinds:
+    for kind in (HTTPException, RequestValidationError, *STORE_FAULT_STATUS):
         tell = cast(Tell, app.exception_handlers[kind])
         app.add_exception_handler(kind, _shown(tell, render))
 

@@ -29,6 +29,8 @@ BASE = "digenrl.base"
 """Where a request's scope has the address of the run, such as ``/runs/digits``; empty: the root."""
 WALL = "digenrl.wall"
 """Where a request's scope has the address of the page of all runs, if there is one."""
+MAY_START = "digenrl.may_start"
+"""Where a request's scope has whether operators may start runs from the page."""
 
 RENDERED_S = 0.5
 """Maximum age in seconds of a page that was rendered for another reader."""
@@ -103,7 +105,8 @@ def render(
     text = templates.get_template(f"{template}.html").render(
         page=page, groups=GROUPS, group=group_of(page), tab=PARENTS.get(page, page), title=title,
         address=address, base=request.scope.get(BASE, ""), wall=request.scope.get(WALL, ""),
-        may_export=is_operator(request), scripts=[*scripts], styles=[*styles], **fields,
+        may_export=is_operator(request), may_start=request.scope.get(MAY_START, False),
+        scripts=[*scripts], styles=[*styles], **fields,
     )  # fmt: skip
     return HTMLResponse(text, headers={"content-security-policy": POLICY})
 

@@ -104,8 +104,8 @@ def sampling_pages(pages: Pages, sampling: SampleNow) -> APIRouter:
 
     @router.get("/data/sampling")
     async def sampling_now() -> JSONResponse:
-        """Present stage of the request that samples a prompt."""
-        return JSONResponse({"stage": sampling.stage})
+        """Present stage of the request that samples a prompt, and the share that is done."""
+        return JSONResponse(sampling.stage)
 
     return router
 

@@ -52,8 +52,11 @@ def run_pages(pages: Pages, what_if: WhatIf) -> APIRouter:
     async def recipe(request: Request) -> HTMLResponse:
         await history.look()
         found = history.recipe
-        tables = {} if found is None else found.model_dump(mode="json", exclude_none=True)
-        return await pages.page(request, "recipe", tables=tables, keys=recipe_keys(Recipe))
+        tables = {} if found is None else found.model_dump(mode="json")
+        return await pages.page(
+            request, "recipe", scripts=["runs.js"], tables=tables, keys=recipe_keys(Recipe),
+            can_copy=pages.view.folder is not None,
+        )  # fmt: skip
 
     return router
 

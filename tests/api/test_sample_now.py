@@ -45,6 +45,9 @@ def test_two_versions_sample_a_prompt_from_the_same_noise(
     client = client_of(folder_store, asyncio.run(commit()), tmp_path / "objects")
     samples = client.sample_prompt("a handwritten three", [0, 2], seed=5, num_each=2)
     assert [each.version for each in samples] == [0, 0, 2, 2]
+    assert all(each.reward is not None and 0 <= each.reward <= 1 for each in samples)
+    [unknown] = client.sample_prompt("a red car", [2])
+    assert unknown.reward is None and "a digit scorer needs metadata" in unknown.why_unscored
     pictures = [client.get_media(each.media.rpartition("/")[2]) for each in samples]
     assert all(each.startswith(b"\x89PNG") for each in pictures) and len(set(pictures)) == 4
     assert client.sample_prompt("a handwritten three", [0, 2], seed=5, num_each=2) == samples

@@ -2,7 +2,7 @@
 
 import pytest
 
-from digenrl.reading.reading import SlowWorker, device_times, read, slow_worker
+from digenrl.reading.reading import SlowWorker, device_times, health, read, slow_worker
 from services.scheduler.shell.api_load import SlowestView
 from shared.run.usage import BatchUsage
 from tests.readings import facts, load, run, step, worker
@@ -23,6 +23,7 @@ def test_a_reading_has_what_was_measured_and_what_it_means() -> None:
     assert found.alarms == [line for line in found.alarms if "at rollout-0 for 61 s" in line]
     assert found.lines()[0] == "test: running; step 1 of 30, reward 0.500, 1 min 23 s left"
     assert "waiting: 96 generation, 8 in hand, 0 scoring, 8 training" in found.lines()
+    assert found.health in found.lines()
     assert found.slowest is not None and not found.slowest.is_far_slower, "it has no equals"
 
 
@@ -63,3 +64,21 @@ def test_the_lines_name_what_a_device_declines_with_the_reason() -> None:
     reason = "generates only: its sums would take 334 s at 10 Mbit/s"
     found = read(facts(workers=[worker(worker="trainer-8", declines=reason)]))
     assert found.lines()[-1] == f"trainer-8 {reason}"
+
+
+def test_health_names_workers_with_a_fault_and_one_that_is_far_slower() -> None:
+    assert health(run(), [], None) == ""
+    known = SlowestView(worker="1", seconds_per_sample=0.9, mean_seconds_per_sample=0.1)
+    workers = [
+        worker(worker=str(at), seconds_per_sample=each) for at, each in enumerate((0.1, 0.9))
+    ]
+    assert health(run(), workers[:1], None) == (
+        "1 worker reports without a fault; none is far slower than equal ones."
+    )
+    slow = slow_worker(known, [*workers, worker(worker="2", seconds_per_sample=0.1)], "tail")
+    drained = worker(worker="2", drain="drained")
+    assert health(run(missing_workers=["reward"]), [*workers, drained], slow) == (
+        "3 workers report, and no worker of reward reports; 2 is drained: has no work, and gets "
+        "none; 1 is far slower than equal ones, with 0.9 s per sample where the mean is 0.367: "
+        "look at its host, or drain it."
+    )

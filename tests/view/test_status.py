@@ -108,7 +108,8 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, object]
 def test_a_live_run_is_told_by_its_scheduler(served: dict[str, object], tmp_path: Path) -> None:
     served["/v1/run"] = NOW | {"waiting_for": "trainer", "step": 2, "eta_seconds": 75.2}
     told = invoke("status", RUN, "--runs", str(tmp_path)).splitlines()
-    first, still, late, wait, pace, queued, workers = told
+    first, still, late, wait, pace, queued, workers, health = told
+    assert health.startswith("2 workers report without a fault; rollout-0 is far slower")
     assert still.startswith("! the weights have not changed since version 2")
     assert pace.startswith("10 samples are trained per second; the schedule's forecast is 20")
     assert late.startswith("! 8 samples at devices that generate, the oldest at rollout-0 for 61 s")

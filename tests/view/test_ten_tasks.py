@@ -206,8 +206,8 @@ async def test_a_recipe_is_copied_with_another_learning_rate(
     keyboard: Keyboard, runs: TwentyRuns
 ) -> None:
     await keyboard.enter("[aria-label='copy the recipe of run-3']")
-    await keyboard.reach("textarea[name=changes]")
-    await keyboard.type("trainer.learning_rate = 0.5")
+    await keyboard.reach("input[name='trainer.learning_rate']")
+    await keyboard.type("0.5")
     await keyboard.enter("#copy-dialog .primary")
     await keyboard.sees("digenrl up")
     await keyboard.press("Escape")

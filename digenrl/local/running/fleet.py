@@ -22,7 +22,7 @@ from shared.process.settings import Endpoints
 from shared.recipe.recipe import load_recipe
 from shared.store import ObjectStore, open_store
 
-Value = bool | int | float | str
+Value = bool | int | float | str | None
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from digenrl.local.running.run_cards import NOTES_JSON, Notes, RunCard
 from digenrl.view.compare import Comparisons, compare_pages
 from digenrl.view.errors import add_error_pages
 from digenrl.view.markup import templates
-from digenrl.view.pages import BASE, WALL, View, render
+from digenrl.view.pages import BASE, MAY_START, WALL, View, render
 from digenrl.view.server import create_app, new_app
 from shared.process.http_access import Access, check_routes, sign_in
 from shared.process.http_api import PATTERN_TEXTS
@@ -50,7 +50,7 @@ def create_home(
     and with ``may_start`` operators may start runs, whose recipes can name Python files."""
     app = all_runs_app(fleet, access, may_start=may_start)
     app.mount("/runs/{name}", OneOfMany(fleet, access))
-    return Home(app, None if own is None else create_app(own, access))
+    return Home(app, None if own is None else create_app(own, access), may_start)
 
 
 def all_runs_app(fleet: FolderOfRuns, access: Access, *, may_start: bool = False) -> FastAPI:
@@ -60,8 +60,7 @@ def all_runs_app(fleet: FolderOfRuns, access: Access, *, may_start: bool = False
 
     async def page(request: Request, name: str, **fields: Any) -> HTMLResponse:
         template = name if "part" in request.query_params else "all"
-        fields = {"scripts": ["runs.js"], **fields}
-        fields |= {"may_start": may_start, "query": request.query_params}
+        fields = {"scripts": ["runs.js"], "query": request.query_params, **fields}
         return render(environment, request, template, page=name, **fields)
 
     add_error_pages(app, page)
@@ -158,8 +157,10 @@ class Home:
 
     all_runs: ASGIApp
     own: ASGIApp | None
+    may_start: bool
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         is_of_all = OF_ALL_RUNS.match(scope.get("path", ""))
         app = self.all_runs if is_of_all else self.own or self.all_runs
-        return app({**scope, WALL: ALL_RUNS}, receive, send)
+        scope = {**scope, WALL: ALL_RUNS, MAY_START: self.may_start}
+        return app(scope, receive, send)

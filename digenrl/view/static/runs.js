@@ -22,7 +22,17 @@
     return found;
   }
 
-  function plain(text) { try { return JSON.parse(text); } catch { return text.replace(/^"|"$/g, ""); } }
+  function plain(text) { if (text === "none" || text === "") return null; try { return JSON.parse(text); } catch { return text.replace(/^"|"$/g, ""); } }
+
+  // Settings of a run with their values, as the page of its recipe has them.
+  async function settings(run) {
+    let own = document.getElementById("copy-fields");
+    if (!own) {
+      const answer = await fetch(`/runs/${run}/recipe?part`);
+      own = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("copy-fields");
+    }
+    return own ? own.content.cloneNode(true) : "The recipe cannot be read.";
+  }
 
   const SAVES = {
     async "words-dialog"(run, fields) {
@@ -31,8 +41,8 @@
       return true;
     },
     async "copy-dialog"(run, fields, dialog, button) {
-      const lines = fields.changes.value.split("\n").filter((line) => line.trim());
-      const changes = Object.fromEntries(lines.map((line) => [line.split("=")[0].trim(), plain(line.slice(line.indexOf("=") + 1).trim())]));
+      const changed = [...dialog.querySelectorAll("[data-now]")].filter((each) => each.value.trim() !== each.dataset.now);
+      const changes = Object.fromEntries(changed.map((each) => [each.name, plain(each.value.trim())]));
       const name = fields.name.value, copied = await post(`/v1/runs/${run}/copies`, { name, changes });
       dialog.querySelector(".result").hidden = false;
       dialog.querySelector("pre").textContent = copied.command;
@@ -40,6 +50,7 @@
       if (button.dataset.mayStart !== "true") return false;
       dialog.querySelector(".how").textContent = "It starts ...";
       await post(`/v1/runs/${name}/start`, {});
+      if (!form()) location.href = `/runs/${name}/`;
       return true;
     },
   };
@@ -56,7 +67,10 @@
       button.disabled = false;
       for (const name of ["tags", "notes"]) if (name in fields.elements) fields.elements[name].value = opens.dataset[name] ?? "";
       if (fields.elements.name) fields.elements.name.value = `${opens.dataset.run}-2`;
+      const list = dialog.querySelector(".settings div");
+      if (list) list.textContent = "Reads the recipe ...";
       dialog.showModal();
+      if (list) list.replaceChildren(await settings(dialog.dataset.run));
       return;
     }
     const button = event.target.closest("dialog button[value=save]");

@@ -14,9 +14,16 @@
     refused.hidden = true;
     stage.hidden = false;
     document.getElementById("not-kept")?.remove();
+    const bar = stage.querySelector("progress"), words = stage.querySelector("span");
+    const show = ({ stage: now = "", prompt = "", share = null }) => {
+      const isOwn = prompt === body.prompt.trim();
+      words.textContent = `${now === "" ? "Waits for a process to start" : isOwn ? `${now[0].toUpperCase()}${now.slice(1)}` : `Waits for another prompt, which ${now}`} (${Math.round((Date.now() - began) / 1000)} s)`;
+      if (isOwn && share !== null) bar.value = share; else bar.removeAttribute("value");
+    };
+    show({});
     const timer = setInterval(async () => {
       const answer = await fetch(`${BASE}/data/sampling`);
-      if (answer.ok) stage.querySelector("span").textContent = `${(await answer.json()).stage || "waits for its turn"} (${Math.round((Date.now() - began) / 1000)} s)`;
+      if (answer.ok) show(await answer.json());
     }, POLL_MS);
     try {
       const answer = await fetch(`${BASE}/v1/samples`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
