@@ -104,7 +104,7 @@ class SampleNow:
             self.stage = {"prompt": request.prompt, "stage": stage, "share": share}
 
         def follow(line: str) -> None:
-            told = json.loads(line)
+            told = json.loads(line) if line.startswith("{") else {}
             scores.update(told)
             if "done" in told:
                 done, of = told["done"], told["of"]
