@@ -167,7 +167,8 @@ def _settings(kind: "type[S]", given: "dict[str, Any]") -> "S":
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
-        fault = first["msg"][0].lower() + first["msg"][1:]
+        text = first["msg"].removeprefix("Value error, ")
+        fault = text[0].lower() + text[1:]
         if first.get("ctx", {}).get("pattern") == TOKEN_PATTERN:
             fault = f"{first['input']!r} is not a name; use {TOKEN_WORDS}"
         raise UserError(f"--{name} or DIGENRL_{name.upper()}: {fault}") from error

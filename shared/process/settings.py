@@ -11,6 +11,7 @@ import ssl
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import structlog
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
@@ -51,6 +52,21 @@ def _host_and_port(given: Any) -> Any:
     if not host or not port.isdecimal():
         raise ValueError("not host:port")
     return host.strip("[]"), int(port)
+
+
+def _broker_url(*schemes: str) -> AfterValidator:
+    """Refuse an address that no client can connect to: a service would try it without end."""
+
+    def check(given: SecretStr) -> SecretStr:
+        try:
+            parts = urlsplit(given.get_secret_value())
+            if parts.scheme in schemes and parts.hostname and parts.port != 0:
+                return given
+        except ValueError:
+            pass  # the port is no number, or above 65535
+        raise ValueError(f"not an address as {schemes[0]}://user:password@host:port")
+
+    return AfterValidator(check)
 
 
 def _cache_folder(given: str) -> str:
@@ -105,8 +121,10 @@ class TrustSettings(SecretSettings):
 class Endpoints(TrustSettings):
     """Secrets are never part of a log line: they print as asterisks."""
 
-    nats_url: SecretStr = SecretStr("nats://127.0.0.1:4222")
-    redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379")
+    nats_url: Annotated[SecretStr, _broker_url("nats", "tls")] = SecretStr("nats://127.0.0.1:4222")
+    redis_url: Annotated[SecretStr, _broker_url("redis", "rediss")] = SecretStr(
+        "redis://127.0.0.1:6379"
+    )
     store_url: str = "file:///var/lib/digenrl/objects"
     s3_endpoint: str | None = None
     store_folder: Path | None = None

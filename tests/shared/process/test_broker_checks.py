@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from digenrl.commands.options import settings_from_options
 from digenrl.local.brokers.embedded import Brokers, Program, plan_brokers
 from shared.bus.bus import Bus
 from shared.bus.connection import check_server
@@ -155,6 +156,22 @@ async def test_a_store_that_shows_its_objects_or_creates_one_twice_is_refused() 
                         await check
                 else:
                     await check
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://host:4222", "nats://host:99999", "nats://user:pa55@host:x", "nats://", "host:4222"],
+)
+def test_an_address_that_no_client_connects_to_is_refused_without_its_password(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DIGENRL_RUN", "test")
+    monkeypatch.setenv("DIGENRL_NATS_URL", url)
+    with pytest.raises(UserError) as refused:
+        settings_from_options()
+    assert str(refused.value) == (
+        "--nats_url or DIGENRL_NATS_URL: not an address as nats://user:password@host:port"
+    )
 
 
 def test_what_is_trusted_is_text_and_no_name_of_a_file() -> None:
