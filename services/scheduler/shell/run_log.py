@@ -1,6 +1,7 @@
 """Appends the scheduler's entries to the run's log, over outages of the store."""
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -37,10 +38,27 @@ class RunLog:
         self.letters.read(self._log.numbered)
         if not self.is_read:
             self._read_state()
-        while True:
-            entry, done = await self._waiting.get()
-            await self._keep(entry)
-            done.set()
+        interrupted = []
+        try:
+            while True:
+                interrupted = [await self._waiting.get()]
+                await self._keep(interrupted[0][0])
+                interrupted[0][1].set()
+        finally:
+            await self._write_rest(interrupted)
+
+    async def _write_rest(self, interrupted: "list[tuple[Entry, asyncio.Event]]") -> None:
+        """Append what waits at the end, for a moment: the phase before letters, of which a failed
+        run may have hundreds, and which their stream has as well."""
+        rest = [self._waiting.get_nowait() for _ in range(self._waiting.qsize())]
+        waiting = [each for each in [*interrupted, *rest] if not each[1].is_set()]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limits.APPEND_WAIT_S):
+                for entry, done in sorted(
+                    waiting, key=lambda each: isinstance(each[0], DeadLetter)
+                ):
+                    await self._keep(entry)
+                    done.set()
 
     def _read_state(self) -> None:
         for entry in self._log.entries:

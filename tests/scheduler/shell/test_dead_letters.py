@@ -25,7 +25,7 @@ from shared.messages.contracts import (
 )
 from shared.messages.subjects import unscored_subject
 from shared.run.log import Log
-from shared.run.log_entries import Work
+from shared.run.log_entries import PhaseChange, Work
 from tests import examples
 from tests.scheduler.shell.served import Outbox
 
@@ -66,6 +66,25 @@ def three(scheduler: Scheduler) -> Scheduler:
         scheduler.dead_letters.note(each)
     keep(scheduler.run_log, 3)
     return scheduler
+
+
+def test_a_run_that_fails_behind_many_letters_has_failed_in_its_log(scheduler: Scheduler) -> None:
+    letters, log = another(scheduler)
+    for attempt in range(200):
+        letters.note(failed(attempt=attempt))
+
+    async def end() -> list[str]:
+        writing = asyncio.create_task(log.write())
+        while not log.letters.letters:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        log.change_phase("failed", "too few samples")
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        stored = Log.of_run(scheduler.store, "test")
+        await stored.look()
+        return [each.phase for each in stored.entries if isinstance(each, PhaseChange)]
+
+    assert asyncio.run(end()) == ["failed"]
 
 
 def test_the_same_failure_is_one_letter_also_for_the_next_scheduler(scheduler: Scheduler) -> None:
