@@ -8,7 +8,7 @@ from pathlib import Path
 PACKAGED = Path(__file__).resolve().with_name("_packaged")
 """Folder of ``services`` and ``shared`` in a wheel; in a clone they are next to this package."""
 
-NEW_OBJECTS = 20_000
+GC_THRESHOLD = 20_000
 """New objects between two garbage collections; Python's default of 700 slows imports by a fifth."""
 
 
@@ -30,7 +30,7 @@ def add_packaged() -> None:
 
 def main() -> None:
     add_packaged()
-    gc.set_threshold(NEW_OBJECTS)
+    gc.set_threshold(GC_THRESHOLD)
     from digenrl.commands.cli import main as run
 
     run()

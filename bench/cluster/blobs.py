@@ -121,7 +121,7 @@ class BytesPart:
 
 
 def parts_of(data: Content, number: int) -> list[BytesPart]:
-    """Returns ``data`` in so many parts of equal size."""
+    """Cut ``data`` into ``number`` parts of one size; the last may be smaller."""
     size = -(-len(data) // number)
     return [BytesPart(data[at : at + size]) for at in range(0, len(data), size)]
 

@@ -23,7 +23,7 @@ class Shot:
     waits_for: str = ""
     """Selector of what the last click makes."""
     is_whole: bool = True
-    """Whether the picture shows the page to its end, below the window as well."""
+    """Whether the picture shows the whole page, and not the window alone."""
 
 
 def still_shots() -> list[Shot]:

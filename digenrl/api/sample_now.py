@@ -26,8 +26,8 @@ SAMPLE_S = 1800.0
 MAX_KEPT, MAX_FILES = 32, 1024
 """Results that are kept, and their files."""
 LINK = "/v1/media/prompt-3-4-000-0.png"
-NO_NUL = r"^[^\x00]*$"
-PATTERN_TEXTS[NO_NUL] = "has the character NUL; leave it out"
+TEXT_WITHOUT_NUL = r"^[^\x00]*$"
+PATTERN_TEXTS[TEXT_WITHOUT_NUL] = "has the character NUL; leave it out"
 Version = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -39,7 +39,7 @@ class SampleRequest(View):
         frozen=True, extra="forbid", str_strip_whitespace=True,
     )  # fmt: skip
 
-    prompt: Annotated[str, Field(min_length=1, max_length=MAX_TEXT, pattern=NO_NUL)]
+    prompt: Annotated[str, Field(min_length=1, max_length=MAX_TEXT, pattern=TEXT_WITHOUT_NUL)]
     versions: Annotated[tuple[Version, ...], Field(min_length=1, max_length=2)]
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     num_each: Annotated[int, Field(ge=1, le=8)] = 1

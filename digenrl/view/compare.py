@@ -27,7 +27,7 @@ from shared.recipe.recipe import Recipe
 COLOURS = (1, 2, 3, 4, 5, 7, 8, 6)
 """Colours of runs in tokens.css, the last two for runs whose own colour another run has."""
 NUM_OWN_COLOURS = 6
-NUM_SHOWN_PAIRS = 24
+PAIRS_PER_PAGE = 24
 """Pairs that a page shows."""
 MAX_PAIRS = 200
 """Pairs that are judged blind."""
@@ -109,9 +109,9 @@ def comparison_of(
         "sides": sides, "scorer": scorer, "sort": sort, "first": first,
         "spreads": {name: [each.spread(name) for each in sides] for name in scorers},
         "difference": mean_interval([e.change for e in tiles if e.change is not None]),
-        "counts": gallery.count_changes(tiles), "number": len(tiles), "num_shown": NUM_SHOWN_PAIRS,
+        "counts": gallery.count_changes(tiles), "number": len(tiles), "num_shown": PAIRS_PER_PAGE,
         "same_noise": len({each.noise for each in sides[:2]}) == 1,
-        "tiles": gallery.arranged(tiles, "", sort)[first : first + NUM_SHOWN_PAIRS],
+        "tiles": gallery.arranged(tiles, "", sort)[first : first + PAIRS_PER_PAGE],
         "differences": recipe_differences(recipes) if len(recipes) == len(sides) else [],
         "ratio": gallery.picture_ratio(recipes[0] if recipes else None),
     }  # fmt: skip

@@ -29,7 +29,7 @@ BASE = "digenrl.base"
 """Where a request's scope has the address of the run, such as ``/runs/digits``; empty: the root."""
 WALL = "digenrl.wall"
 """Where a request's scope has the address of the page of all runs, if there is one."""
-MAY_START = "digenrl.may_start"
+MAY_START_KEY = "digenrl.may_start"
 """Where a request's scope has whether operators may start runs from the page."""
 
 RENDERED_S = 0.5
@@ -105,7 +105,7 @@ def render(
     text = templates.get_template(f"{template}.html").render(
         page=page, groups=GROUPS, group=group_of(page), tab=PARENTS.get(page, page), title=title,
         address=address, base=request.scope.get(BASE, ""), wall=request.scope.get(WALL, ""),
-        may_export=is_operator(request), may_start=request.scope.get(MAY_START, False),
+        may_export=is_operator(request), may_start=request.scope.get(MAY_START_KEY, False),
         scripts=[*scripts], styles=[*styles], **fields,
     )  # fmt: skip
     return HTMLResponse(text, headers={"content-security-policy": POLICY})

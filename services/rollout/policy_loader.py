@@ -74,10 +74,10 @@ class PolicyLoader:
             ANNOUNCEMENTS_REFUSED.inc()
             log.error("announcement_without_commit", version=policy.version)
             return
-        await self._line_measured()
+        await self._measure_line()
         self._published(record)
 
-    async def _line_measured(self) -> None:
+    async def _measure_line(self) -> None:
         """Wait until the first bytes show the line's rate. If versions came faster than that, and
         each ended the fetch of the one before, the device would take no part, without a reason."""
         while self._staging is not None and self._store.traffic.down.rate is None:

@@ -48,7 +48,7 @@ print(json.dumps(gpus))
 
 
 def fake_gpus(folder: Path, count: int) -> Path:
-    """Return a file for compose, by which the container `host` has so many GPUs."""
+    """Return a compose file that gives the container `host` this number of GPUs."""
     driver = folder / "driver"
     driver.mkdir(exist_ok=True)
     (driver / "nvidia-smi").write_text(NVIDIA_SMI)

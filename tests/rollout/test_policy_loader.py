@@ -15,6 +15,21 @@ from tests.rollout.worker import RUN, Cluster, FakeDevice, FakeStaged, Start
 from tests.waiting import until
 
 
+@pytest.fixture
+def staged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Digests of the versions that a device has staged, in order."""
+    digests = list[str]()
+    stage = FakeDevice.stage
+
+    async def record(device: FakeDevice, weights: StoredTensors) -> FakeStaged:
+        version = await stage(device, weights)
+        digests.append(version.digest)
+        return version
+
+    monkeypatch.setattr(FakeDevice, "stage", record)
+    return digests
+
+
 async def test_a_new_version_is_used_after_the_fragment_under_way(cluster: Cluster) -> None:
     cluster.device.free.clear()
     await cluster.generate(0, 1)
@@ -54,17 +69,8 @@ async def test_a_version_that_nobody_has_committed_is_not_believed(cluster: Clus
 
 
 async def test_a_version_that_is_stored_and_not_committed_is_generated_by_and_fetched_once(
-    worker: Start, monkeypatch: pytest.MonkeyPatch
+    worker: Start, staged: list[str]
 ) -> None:
-    staged = list[str]()
-    stage = FakeDevice.stage
-
-    async def noted(device: FakeDevice, weights: StoredTensors) -> FakeStaged:
-        found = await stage(device, weights)
-        staged.append(found.digest)
-        return found
-
-    monkeypatch.setattr(FakeDevice, "stage", noted)
     async with worker() as cluster:
         cluster.device.free.clear()
         await cluster.generate(0)
@@ -87,17 +93,8 @@ async def test_a_version_that_is_stored_and_not_committed_is_generated_by_and_fe
 
 
 async def test_the_first_fetch_over_a_line_continues_although_a_newer_version_is_published(
-    worker: Start, monkeypatch: pytest.MonkeyPatch
+    worker: Start, staged: list[str]
 ) -> None:
-    staged = list[str]()
-    stage = FakeDevice.stage
-
-    async def noted(device: FakeDevice, weights: StoredTensors) -> FakeStaged:
-        found = await stage(device, weights)
-        staged.append(found.digest)
-        return found
-
-    monkeypatch.setattr(FakeDevice, "stage", noted)
     async with worker() as cluster:
         await until(lambda: staged == [examples.digest(0)])
         cluster.backend.held_back = (await cluster.weights(examples.digest(1))).key

@@ -20,7 +20,7 @@ from digenrl.local.running.run_cards import NOTES_JSON, Notes, RunCard
 from digenrl.view.compare import Comparisons, compare_pages
 from digenrl.view.errors import add_error_pages
 from digenrl.view.markup import templates
-from digenrl.view.pages import BASE, MAY_START, WALL, View, render
+from digenrl.view.pages import BASE, MAY_START_KEY, WALL, View, render
 from digenrl.view.server import create_app, new_app
 from shared.process.http_access import Access, check_routes, sign_in
 from shared.process.http_api import PATTERN_TEXTS
@@ -162,5 +162,5 @@ class Home:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         is_of_all = OF_ALL_RUNS.match(scope.get("path", ""))
         app = self.all_runs if is_of_all else self.own or self.all_runs
-        scope = {**scope, WALL: ALL_RUNS, MAY_START: self.may_start}
+        scope = {**scope, WALL: ALL_RUNS, MAY_START_KEY: self.may_start}
         return app(scope, receive, send)

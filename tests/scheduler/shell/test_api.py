@@ -231,7 +231,7 @@ def test_workers_show_their_host_their_site_their_gpu_and_where_their_probes_are
 
 
 def test_every_worker_shows_the_rates_of_its_line(client: TestClient, scheduler: Scheduler) -> None:
-    """Of a reward worker too, to which the scheduler gives no work by its line."""
+    """A reward worker has rates as well, although no schedule depends on its line."""
     line = {"received": Transferred(num_bytes=2_500_000, seconds=2.0), "round_trip": 0.05}
     status = examples.status("reward", "scoring").model_copy(update=line)
     scheduler.roster.statuses["reward-0-a"] = LastStatus(status, 0.0)
